@@ -38,7 +38,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fairseq_lowrank.attention import AXES, CAUSAL, METHODS, PRESETS, AttentionSpec, MultiheadAttention, build_attention
+from fairseq_lowrank.attention import AXES, CAUSAL, PRESETS, AttentionSpec, MultiheadAttention, build_attention
 from fairseq_lowrank.ops import BACKENDS, AttentionCall, AttentionMask, DotProduct, attention
 
 FLEX = "flex-sigsoftmax"
@@ -177,13 +177,19 @@ def ours(name: str, options: argparse.Namespace, device: str | None = None) -> M
     )
 
 
+SIZES = {
+    "collaborative": "shared_dim=256",
+    "fixedhead": "head_dim=128",
+    "gqa": "key_value_heads=2",
+    "mfa": "head_dim=128,latent_dim=256",
+}
+"""Sizes of methods that differ from those of plain attention, with d 512 and 8 heads as on their pages."""
+
+
 def default_layers(options: argparse.Namespace) -> list[str]:
     """Every preset that can have these sizes, with the number that it needs, sigsoftmax with two of them, and on a GPU
     what the kernels of the triton backend compute."""
-    axes = {
-        preset: ",".join(f"{axis}={value}" for axis, value in METHODS[preset].page_sizes.items()) for preset in PRESETS
-    }
-    names = [preset + (axes[preset] and f":{axes[preset]}") for preset in PRESETS]
+    names = [f"{preset}:{SIZES[preset]}" if preset in SIZES else preset for preset in PRESETS]
     names += ["mha+sigsoftmax", "mixhead-a+sigsoftmax"]
     if options.device.startswith("cuda"):
         names += with_kernels(
@@ -343,16 +349,19 @@ def picture(results: list[dict], path: Path, settings: dict) -> None:
                 for r in results
                 if r["layer"] == name and r[key]
             ]
-            style = {"color": "black", "linestyle": ":"} if name in settings["baseline"] else {**style, "marker": "o"}
+            style = {"marker": pictures.marker(style), **style}
+            style = {"color": "black", "linestyle": ":"} if name in settings["baseline"] else style
             axis.plot(*zip(*points, strict=True), **style, markersize=4, label=LABELS.get(name, name))
-        axis.set(xscale="log", yscale="log", xlabel="sequence length n", ylabel=label)
+        axis.set(xscale="log", yscale="log", xlabel="sequence length n", ylabel=f"{label} (less is better)")
         axis.set_xticks(lengths, labels=map(str, lengths), minor=False)
         axis.xaxis.set_minor_locator(ticker.NullLocator())
         axis.grid(alpha=0.3)
     axes[1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
     head_dim = settings["head_dim"] or settings["embed_dim"] // heads
     what = "The attention of one layer" if settings["operation"] else "One self-attention layer"
-    figure.suptitle(f"{what}, h = {heads}, d_k = {head_dim}, {settings['direction']}")
+    figure.suptitle(
+        f"{what}, h = {heads}, d_k = {head_dim}, {settings['direction']}, {settings['dtype']}, {settings['device']}"
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
     print(f"wrote {path}")

@@ -4,7 +4,7 @@
     python benchmarks/kernels.py --chips 80 90 100 --everything
     python benchmarks/kernels.py --auto benchmarks/results/kernels.json    compiles all that "auto" takes, for an hour
     python benchmarks/kernels.py --tiled benchmarks/results/kernels.json   adds the kernels of the tiled backend
-    python benchmarks/kernels.py --write docs/kernels.md             puts its tables between their marks there
+    python benchmarks/kernels.py --write docs/data/kernels.md             puts its tables between their marks there
 
 Nothing here is measured. `registers` and `shared` are the compiler's; `blocks an SM` what fits by registers, shared memory and
 threads; `operations` and `bytes` those of a tile: products of matrices, and what it reads of keys and values, or of queries
@@ -313,7 +313,7 @@ def called(one: Configuration) -> str:
 
 def detailed(found: dict[Configuration, list[Compiled]]) -> str:
     """A table of every kernel."""
-    header = ("h, d_k", "prob_mixing", "kernel", "tile", "columns", "warps", "registers", "spilled", "shared KiB")
+    header = ("h, d_k", "mixing", "kernel", "tile", "columns", "warps", "registers", "spilled", "shared KiB")
     header = (*header, "blocks an SM", "MFLOP a tile", "KiB a tile")
     cells = []
     for one, kernels in found.items():
@@ -417,7 +417,7 @@ def worst(found: dict[Configuration, list[Compiled]]) -> str:
             cells.append(f"{registers}, {spilled}, {shared:.0f} KiB")
         configurations = sum(called(one) == name for one in found)
         rows.append((name, configurations, *cells))
-    return measure.table(rows, ("prob_mixing", "compiled", *(f"sm_{chip} (of {CHIPS[chip][0]} KiB)" for chip in CHIPS)))
+    return measure.table(rows, ("mixing", "compiled", *(f"sm_{chip} (of {CHIPS[chip][0]} KiB)" for chip in CHIPS)))
 
 
 def put_into(page: Path, found: dict[Configuration, list[Compiled]]) -> None:

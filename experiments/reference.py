@@ -1,6 +1,6 @@
 """What the code writes into the documents.
 
-These are two pages, the tables of methods in README.md, docs/pytorch.md and docs/leaving-fairseq.md, and the numbers in the tables of docs/evidence.
+These are two pages, the tables of methods in README.md, docs/pytorch.md and docs/leaving-fairseq.md, and the numbers in the tables of docs/evidence and docs/data.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def attention_page() -> str:
     )
     signature = inspect.signature(build_attention).parameters
     rows = [
-        (f"`{name}`", _default(signature[name].default), _cell(arguments.get(name, "the preset's name")))
+        (f"`{name}`", _default(signature[name].default), _cell(arguments.get(name, "the method's name")))
         for name in signature
         if name in arguments or name == "preset"
     ]
@@ -78,16 +78,16 @@ def attention_page() -> str:
         "This page is written from the code by `python -m experiments reference`.",
         "## Flags of fairseq's commands",
         'Every architecture takes them: `fairseq-train --user-dir "$(fairseq-lowrank user-dir)" --arch ARCH --attention mixhead-a …`. A flag for one part '
-        "overrides the preset. The second column is the keyword of `build_attention` in Python.",
+        "overrides the method. The second column is the keyword of `build_attention` in Python.",
         _table(("flag", "Python", "values", "meaning"), flags),
         "## Regularisers",
         "Every criterion of `fairseq-train` takes these weights, for models with `--attention`. The training loss gets weight · R. The loss "
         "that is logged, and the choice of the best checkpoint, do not contain it.",
         _table(("flag", "meaning"), regularisers),
-        "## Presets",
-        "A preset sets these axes; all others keep their defaults.",
+        "## Methods and their axes",
+        "A method sets these axes; all others keep their defaults.",
         _table(
-            ("preset", "sets"),
+            ("method", "sets"),
             [
                 (f"`{name}`", ", ".join(f"`{axis}={value}`" for axis, value in sets.items()) or "–")
                 for name, sets in PRESETS.items()
@@ -204,7 +204,7 @@ def pytorch_page() -> str:
         name for name in inspect.signature(apply_attention).parameters if name in values.keys() - {"model", "axes"}
     ]
     rows = [(f"`{name}`", _cell(values[name]).removesuffix(".")) for name in given]
-    rows.insert(1, (", ".join(f"`{axis}`" for axis in open_axes()), "override the preset"))
+    rows.insert(1, (", ".join(f"`{axis}`" for axis in open_axes()), "override the method"))
     return _with_table("docs/pytorch.md", ("argument", "values"), rows)
 
 
@@ -325,6 +325,12 @@ def _evidence_page(name: str) -> str:
     return filled(name)
 
 
+def _data_page(name: str) -> str:
+    from experiments.evidence.data import page  # needs scipy
+
+    return page(name)
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "docs/attention.md": attention_page,
     "docs/fairseq.md": fairseq_page,
@@ -334,6 +340,11 @@ PAGES: dict[str, Callable[[], str]] = {
     **{
         f"docs/evidence/{path.stem}.md": partial(_evidence_page, path.stem)
         for path in (ROOT / "docs" / "evidence").glob("*.md")
+    },
+    **{
+        f"docs/data/{path.stem}.md": partial(_data_page, path.stem)
+        for path in (ROOT / "docs" / "data").glob("*.md")
+        if "python -m experiments reference`" in path.read_text(encoding="utf-8")
     },
 }
 """The documents with text from the code or numbers from `results/`, by their paths."""

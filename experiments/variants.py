@@ -5,15 +5,16 @@ from __future__ import annotations
 import functools
 import inspect
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, geometric_mean, stdev
 
 import fairseq_lowrank
+from experiments.pages import PAGES
 from fairseq_lowrank.attention import METHODS, Method, MultiheadAttention, Paper, build_attention
 from fairseq_lowrank.methods.standard import StandardProjection
-from fairseq_lowrank.parts import AXES, CLASSES, Mixing, evaluate
+from fairseq_lowrank.parts import AXES, CLASSES, Mixing, evaluate, parts_of
 from fairseq_lowrank.tools.reporting.results import read_results
 
 PACKAGE = Path(fairseq_lowrank.__file__).parent
@@ -41,12 +42,6 @@ LOW_RANK_EMBEDDINGS = Method(
             "https://proceedings.mlr.press/v139/wies21a.html",
         ),
     ),
-    notes=(
-        "The vocabulary bottleneck: if r < d, width beyond r is worth little, and depth is worth more. It works for language models with "
-        "any attention. A full embedding has V·d parameters. With --embed-kernel K, a position reads the last K tokens by a convolution, "
-        "with K·r·d parameters instead of r·d. Its rank is K·r at most. These are the paper's equations 2 and 4, with a stride of one token."
-    ),
-    use_if="the vocabulary is large and depth matters more than width",
     preset=False,
 )
 """The one page that is not about attention, so it is not registered."""
@@ -59,7 +54,7 @@ def variants() -> dict[str, Method]:
 
 @dataclass(frozen=True)
 class ResultQuery:
-    """A query for the results of a variant in one table of this repository.
+    """A query for the results of a method in one table of this repository.
 
     Args:
         title: the setting and the measure, with an arrow to the better side.
@@ -210,7 +205,7 @@ CONTROLS = {
 
 def build_layer(variant: Method, embed_dim: int = EMBED_DIM, heads: int = HEADS, **sizes: int) -> MultiheadAttention:
     """Build a layer of the variant, without biases and on the meta device."""
-    axes = {**(variant.axes if not variant.preset else {}), **variant.page_sizes, **sizes}
+    axes = {**(variant.axes if not variant.preset else {}), **_page_sizes(variant), **sizes}
     layer = build_attention(
         variant.name if variant.preset else "mha",
         embed_dim,
@@ -224,13 +219,15 @@ def build_layer(variant: Method, embed_dim: int = EMBED_DIM, heads: int = HEADS,
     return layer.eval()
 
 
+def _page_sizes(variant: Method) -> Mapping[str, int | str]:
+    return PAGES[variant.name].sizes if variant.name in PAGES else {}
+
+
 def sizes_of(layer: MultiheadAttention) -> dict[str, int]:
     """Return the sizes of a layer by the letters of the formulas."""
     sizes = layer.projection.dims
-    parts = (layer.projection, layer.score, layer.score_mixing, layer.mixing, layer.head_map, layer.head_output)
-    options = {
-        option.letter: getattr(part, option.name) for part in parts if part is not None for option in part.options
-    }
+    parts = (layer.projection, layer.score, *parts_of(layer).values())
+    options = {option.letter: getattr(part, option.name) for part in parts for option in part.options}
     return options | {
         "d": sizes.embed_dim,
         "h": sizes.num_heads,
@@ -251,10 +248,10 @@ def flags(variant: Method) -> str:
         return "`--embed-rank R`, `--embed-kernel K`, or both"
     own, of_parts = (
         "".join(
-            f" --{AXES[axis].flag.replace('_', '-')} {'N' if AXES[axis].type is int else value}"
+            f" --{AXES[axis].flag.replace('_', '-')} {'N' if AXES[axis].type in (int, float) else value}"
             for axis, value in axes.items()
         )
-        for axes in (variant.page_sizes, variant.axes)
+        for axes in (_page_sizes(variant), variant.axes)
     )
     if not variant.preset:
         return f"`{of_parts.strip()}`, with any `--attention`"
@@ -297,7 +294,7 @@ def measured(name: str, results: Path = RESULTS, read: Callable[[Path], list[dic
             continue
         others = {
             label: [of[seed] for seed in seeds]
-            for row, label in {"mha": "mha", **CONTROLS, **variants()[name].controls}.items()
+            for row, label in {"mha": "mha", **CONTROLS, **PAGES[name].controls}.items()
             if query.row_of(row) != row_of_own and set(seeds) <= (of := found.get(query.row_of(row), {})).keys()
         }
         mha = others.pop("mha", None)
@@ -361,12 +358,17 @@ def class_of(variant: Method) -> str:
     """Return the class of a variant with the test that proves it."""
     if variant.kind is None:
         return "not classified"
-    limit = f" {variant.kind_limit}" if variant.kind_limit else ""
+    limit = f" {PAGES[variant.name].kind_limit}".rstrip()
     return f"{variant.kind}{limit} (`{CLASS_TESTS[variant.kind]}`)"
 
 
 def page(name: str, results: Path = RESULTS, read: Callable[[Path], list[dict]] = read_lines) -> str:
-    """Return the page of a variant, in Markdown."""
+    """Return the page of a variant, in Markdown, with the variants that have no page."""
+    names = [name, *(other for other, text in PAGES.items() if text.on == name)]
+    return "\n".join(_described(each, results, read) for each in names)
+
+
+def _described(name: str, results: Path, read: Callable[[Path], list[dict]]) -> str:
     variant = variants()[name]
     cost = costs(variant)
     files = ", ".join(f"[{file}](../../fairseq_lowrank/{file})" for file in code(variant))
@@ -389,43 +391,45 @@ def page(name: str, results: Path = RESULTS, read: Callable[[Path], list[dict]] 
         f"| Flags | {flags(variant)} |\n"
         f"| Code | {files} |\n"
         f"| Paper | {citations(variant)} |\n\n"
-        f"{variant.notes} Use it if {variant.use_if}.\n\n## Measured here\n\n{table}"
+        f"{PAGES[name].notes} Use it if {PAGES[name].use_if}.\n\n## Measured here\n\n{table}"
     )
 
 
 def index() -> str:
     """Return the table of all variants, in Markdown."""
     rows = "".join(
-        f"| [{name}]({name}.md) | {variant.title} | {class_of(variant)} | {cost['parameters']} | {cost['counted']} | {cost['cached']} |\n"
+        f"| [{name}]({PAGES[name].on or name}.md) | {variant.title} | {class_of(variant)} | {cost['parameters']} | {cost['counted']} | {cost['cached']} |\n"
         for name, variant in variants().items()
         for cost in (costs(variant),)
     )
     reasons = "".join(
-        f"| [{name}]({name}.md) | {variant.use_if} |\n" for name, variant in variants().items() if variant.preset
+        f"| [{name}]({PAGES[name].on or name}.md) | {PAGES[name].use_if} |\n"
+        for name, variant in variants().items()
+        if variant.preset
     )
     classes = "".join(f"- **{name}**: {meaning}.\n" for name, meaning in CLASSES.items())
     return (
-        "# Variants\n\n"
-        "Each variant has a page with its formula, costs, flags, code, paper and our measurements. "
+        "# Methods\n\n"
+        "Each method has a page with its formula, costs, flags, code, paper and our measurements. "
         "`python -m experiments variants --output docs/variants` writes the pages.\n"
         f"The numbers are counted on a layer of d {EMBED_DIM} and h {HEADS} without biases, after it has decoded one token.\n\n"
         "Letters:\n\n- d is the embedding size, h the number of heads, d_k the head size.\n"
         "- g is the number of heads of keys and values.\n"
         f"- n is the greatest length, counted with {POSITIONS}.\n"
         "- r is a rank or the size of a latent, r_q the rank of queries.\n"
-        "- D is the size of queries and keys that heads share.\n- m is the number of second layers of the dense Synthesizer: h, or `--synthesizer-heads`.\n\n"
+        "- D is the size of queries and keys that heads share.\n- b is the number of ranges of distances, counted with 32.\n- e is the number of rotary features of `mla`, counted with 0.\n- m is the number of second layers of the dense Synthesizer: h, or `--synthesizer-heads`.\n\n"
         "[results.md](../results.md) and [evidence.md](../evidence.md) put the measurements in context.\n\n"
         "## What a method can add\n\n"
-        "Compared with plain attention of the same heads and head size, each preset belongs to one class.\n"
+        "Compared with plain attention of the same heads and head size, each method belongs to one class.\n"
         "A test in [tests/attention/test_class.py](../../tests/attention/test_class.py) proves it. The column has the name of the test.\n\n"
         f"{classes}\n"
         "Two cells need an explanation. `mla` is restricted only without its norm, because the norm depends on the input. "
         "`diff` is OV because its factor depends on the query. With a constant factor it equals plain attention of twice the heads "
         "(`test_difference_with_a_constant_factor_is_plain_attention_of_twice_the_heads`).\n\n"
-        "| variant | | class | parameters | counted | cached per token |\n| --- | --- | --- | --- | --- | --- |\n"
+        "| method | | class | parameters | counted | cached per token |\n| --- | --- | --- | --- | --- | --- |\n"
         f"{rows}\n"
         "## When to use a method\n\n"
-        "It says what a method is for and promises no gain. Its page has what was measured.\n\n"
+        "It says what a method is for and promises no lead. Its page has what was measured.\n\n"
         f"| `--attention` | use it if … |\n| --- | --- |\n{reasons}"
     )
 
@@ -434,4 +438,5 @@ def pages(results: Path = RESULTS, names: Sequence[str] = ()) -> dict[str, str]:
     """Return the pages of variants by file name; without names every page and the index."""
     read = functools.cache(read_lines)  # every page takes rows from all files
     start = {} if names else {"README.md": index()}
-    return start | {f"{name}.md": page(name, results, read) for name in names or variants()}
+    names = dict.fromkeys(PAGES[name].on or name for name in names or variants())
+    return start | {f"{name}.md": page(name, results, read) for name in names}

@@ -64,7 +64,7 @@ def test_a_layer_is_named_by_its_preset_and_axes(capsys):
         ("gqa:key_value_heads=3", "expected a divisor of num_heads=8"),
         ("mha:value_dim=many", "value_dim='many': expected a positive integer"),
         ("mha:size=3", "unknown attention axis size"),
-        ("nope", "attention preset 'nope': expected one of mha"),
+        ("nope", "attention method 'nope': expected one of mha"),
         ("mha@nope", "nope"),
     ):
         with pytest.raises(SystemExit):
@@ -293,3 +293,9 @@ def test_two_copies_of_the_package_take_turns_in_separate_processes(tmp_path):
     assert all(("after_to_sdpa" in result) == (result["case"] == "plain") for result in results)
     wrong = subprocess.run([*code[:2], tmp_path / "new"], capture_output=True, text=True)
     assert wrong.returncode == 2 and "Give the root of a clone or a worktree." in wrong.stderr
+
+
+def test_the_picture_of_layers_names_device_and_type(tmp_path):
+    data = json.loads((BENCHMARKS / "results" / "attention-cpu.json").read_text(encoding="utf-8"))
+    attention.picture(data["results"], tmp_path / "layers.svg", {"operation": False} | data["settings"])
+    assert "float32, cpu" in (tmp_path / "layers.svg").read_text(encoding="utf-8")

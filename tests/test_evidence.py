@@ -22,7 +22,7 @@ from fairseq_lowrank.tools.fairseq.parameters import count
 from fairseq_lowrank.tools.reporting.contrasts import read_planned
 
 EVIDENCE = Path(__file__).resolve().parent.parent / "examples" / "evidence"
-DOCS = EVIDENCE.parent.parent / "docs" / "evidence"
+PREDICTIONS = (EVIDENCE.parent.parent / "docs" / "data" / "predictions.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -205,28 +205,28 @@ def test_controls_of_equal_parameters_have_them(declared, row, control):
 
 @pytest.mark.parametrize("table", ["fast-start", "joined-by-ten", "above-head-size"])
 def test_named_contrasts_are_between_rows_of_the_recipe(declared, table):
-    rows, page = declared(f"{table.replace('-', '_')}.sh"), DOCS / f"{table}.md"
+    rows = declared(f"{table.replace('-', '_')}.sh")
     named = read_planned(EVIDENCE / "contrasts.json", table)
     assert named
     for one in named:
         assert set(one.rows) <= set(rows), one
         assert (one.metric, one.split in ("fit", "valid", "test")) == ("bits", True)
-        assert f"| {one.name.split()[0]} |" in page.read_text(encoding="utf-8")
+        assert f"| {one.name.split()[0]} |" in PREDICTIONS
 
 
 def test_contrasts_at_mixings_rate_are_between_rows_of_the_recipe(declared):
-    rows, page = declared("fast_start.sh"), DOCS / "controls-at-mixings-rate.md"
+    rows = declared("fast_start.sh")
     for one in read_planned(EVIDENCE / "contrasts_at_mixings_rate.json", "fast-start"):
         assert set(one.rows) <= set(rows), one
-        assert f"| {one.name.split()[0]} |" in page.read_text(encoding="utf-8")
+        assert f"| {one.name.split()[0]} |" in PREDICTIONS
 
 
 def test_contrasts_of_the_published_bert_are_between_rows_of_the_recipe(declared):
-    tasks, page = {"sentence-polarity", "rte"}, DOCS / "published-bert.md"
+    tasks = {"sentence-polarity", "rte"}
     for one in read_planned(EVIDENCE / "contrasts_published_bert.json", "published-bert-all-MiniLM-L6-v2"):
         assert one.metric in tasks
         assert {f"{row}@{one.metric}" for row in one.rows} <= set(declared("published_bert.sh")), one
-        assert f"| {one.name.split()[0]} |" in page.read_text(encoding="utf-8")
+        assert f"| {one.name.split()[0]} |" in PREDICTIONS
 
 
 @pytest.mark.parametrize(

@@ -133,3 +133,28 @@ def test_module_plots_only_in_functions_that_plot(file):
     # `fill` of cli/_output.py saves the figures of a command
     functions = {function for function, _ in drawing_imports(ast.parse(file.read_text(encoding="utf-8")))}
     assert all(function.startswith("plot") or function == "fill" for function in functions)
+
+
+TOOLS = ("tools", "huggingface", "plugin", "cli")
+WORDS = {"none", "heads", "average", "difference", "softmax"}
+"""Names of parts that are ordinary words too: of columns, commands and functions of torch."""
+
+
+def strings(file: Path) -> list[tuple[int, str]]:
+    """The lines and values of the string constants of a file, without docstrings."""
+    nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+    docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    constants = (node for node in nodes if isinstance(node, ast.Constant) and id(node) not in docstrings)
+    return [(node.lineno, node.value) for node in constants if isinstance(node.value, str)]
+
+
+def test_no_tool_knows_a_method_or_a_part_by_its_name():
+    from fairseq_lowrank.attention import METHODS
+    from fairseq_lowrank.parts import PARTS
+
+    names = METHODS.keys() | {name for parts in PARTS.values() for name in parts} - WORDS
+    files = (file for folder in TOOLS for file in sorted((PACKAGE / folder).rglob("*.py")))
+    found = [
+        (f"{file.relative_to(ROOT)}:{line}", text) for file in files for line, text in strings(file) if text in names
+    ]
+    assert not found, "ask the part instead: see what parts and methods declare"

@@ -1,6 +1,7 @@
 """The text of the project is easy to read: short sentences, short table cells, and none of the words that hide a subject."""
 
 import ast
+import itertools
 import re
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
+PAGES.remove(ROOT / "docs" / "data" / "predictions.md")  # it quotes predictions in the words of their commits
 SCRIPTS = sorted([*(ROOT / "examples").rglob("*.sh"), *(ROOT / "scripts").glob("*.sh")])
 CODE = sorted(path for folder in ("fairseq_lowrank", "experiments") for path in (ROOT / folder).rglob("*.py"))
 BANNED = re.compile(
@@ -69,6 +71,19 @@ def test_comments_of_a_script_have_no_banned_words(script):
     lines = script.read_text(encoding="utf-8").splitlines()
     text = "\n".join(line for line in lines if line.lstrip().startswith("#"))
     assert not [match[0] for words in (BANNED, DIALECT) for match in words.finditer(text)]
+
+
+RECIPES = [script for script in SCRIPTS if script.parents[1].name == "examples"]
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: str(recipe.relative_to(ROOT)))
+def test_head_of_a_recipe_says_what_which_table_result_time_and_choices(recipe):
+    lines = itertools.takewhile(lambda line: line.startswith("#"), recipe.read_text(encoding="utf-8").splitlines())
+    head = "\n".join(line.removeprefix("#").removeprefix(" ") for line in lines).partition("\n\n")[0]
+    labels = ["What", "Table", "Result", "Time", "Our choice"]
+    assert re.findall(r"^(\w[\w ]*): ", head, flags=re.MULTILINE) == labels
+    parts = [" ".join(part.split()) for part in re.split(rf"^(?:{'|'.join(labels)}): ", head, flags=re.MULTILINE)[1:]]
+    assert not [sentence for part in parts for sentence in sentences(part) if words(sentence) > 25]
 
 
 def strings(path: Path) -> list[tuple[int, str]]:

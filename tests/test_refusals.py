@@ -390,7 +390,7 @@ def test_the_traceback_is_shown_where_the_environment_asks_for_it(run):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"preset": "nope"}, "attention preset 'nope': expected one of mha"),
+        ({"preset": "nope"}, "attention method 'nope': expected one of mha"),
         ({"preset": "fixedhead"}, "needs a head size"),
         ({"num_heads": 3}, "embed_dim=8 is not divisible by num_heads=3"),
         ({"num_heads": 0}, "num_heads=0: expected a positive integer"),

@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Evidence, language model: what small heads cost, and what gives it back. The Brown corpus by bytes (257 subwords are the single
-# bytes), pre-norm as in the papers' models, 4 layers, d 128, n 256, with 4 heads of 32 and 32 of 4. Trainings have 2,000 updates
-# of 2,048 bytes, at a rate that decays to 0.
-# See docs/evidence/language-model.md for the predictions, and ../common.sh for environment variables.
+# What: What do small heads cost a language model, and what gives it back? The Brown corpus by bytes, with 4 heads of 32 and 32
+#   heads of 4.
+# Table: An experiment of this project, with predictions: docs/data/language-model.md.
+# Result: Bits per byte on validation and test set.
+# Time: 29 trainings, at least 1.9 hours on one H100 or 1.9 hours on 2 cores, as COST=1 estimates.
+# Our choice: Pre-norm, 4 layers, d 128, n 256, and 2,000 updates of 2,048 bytes at a rate that decays to 0.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"
 PAPER=evidence TABLE=language-model CORPUS=brown-bpe257 PLUGIN=examples/evidence/controls FIT=256

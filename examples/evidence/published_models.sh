@@ -1,12 +1,16 @@
 #!/usr/bin/env bash
-# Evidence, published models: which directions the heads of trained models use, on two texts.
+# What: Which directions do the heads of trained models use? It measures models on two texts and trains nothing.
+# Table: An experiment of this project: docs/evidence/published-models.md.
+# Result: Lines of `fairseq-lowrank measure` on WikiText-2 (test) and on film reviews.
+# Time: 1 minute for a small encoder of 22M parameters at 64x512, and 2 hours for a decoder of 135M, in one thread of a Xeon.
+#   Four models need 6 hours.
+# Our choice: 512 tokens a sequence: first 64 of them with single layers, then 256 without.
 #
 #   examples/evidence/published_models.sh MODEL…
 #
-# A MODEL is a folder that transformers' from_pretrained reads, or a GGUF file (with the package gguf). Each is measured by
-# fairseq-lowrank measure on WikiText-2 (test) and on film reviews, in sequences of 512 tokens: first 64 of them with single
-# layers, then 256 without. Rows that have a line in the results are skipped, so an interrupted recipe continues.
-# For the control of quantised weights, make a folder whose weights are rounded to 4 bits:
+# A MODEL is a folder that transformers' from_pretrained reads, or a GGUF file (with the package gguf). Rows that have a line in
+# the results are skipped, so an interrupted recipe continues. For the control of quantised weights, make a folder whose weights
+# are rounded to 4 bits:
 #
 #   python -m experiments.evidence.published_models --quantise FOLDER OUTPUT
 #
@@ -15,8 +19,6 @@
 #   TEXTS="wikitext-2 film-reviews"
 #   RESULTS=FILE                 where lines go (default: results/evidence-published-models.jsonl)
 #   LOWRANK_DATA, LOWRANK_WORK   folders of corpora, and of what is made here
-# One thread of an Intel Xeon needs about 1 minute for a small encoder of 22 million parameters at 64x512, and 2 hours for a
-# decoder of 135 million. Four models need 6 hours.
 source "$(dirname "${BASH_SOURCE[0]}")/../environment.sh"
 case "${1:-}" in
     "" | -h | --help)

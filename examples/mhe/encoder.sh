@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# MHE poster, first results table: BERT-base's sizes (12 layers, d 768, 12 heads, as its 28.32M say), seven methods without biases, pre-trained
-# and fine-tuned on GLUE, SuperGLUE, SQuAD 1.1 and 2.0; PRR and PEoP by `fairseq-lowrank report`. The poster names no text, lengths
-# or updates: BERT's, see examples/settings.sh (SQuAD 2.0: 2 epochs in batches of 48), and of SuperGLUE, which BERT's paper has not,
-# our 10 epochs at its rate for GLUE. Of SuperGLUE five tasks, whose mean is `superglue-5` (`scripts/prepare.sh superglue
-# --help` says why not the others); the mean of GLUE has MNLI's matched part, `glue-8` leaves WNLI out: the
-# poster names neither tasks nor split. It heads all columns Acc; what it prints for SQuAD is, by its values, F1.
+# What: BERT-base's sizes with seven methods without biases, pre-trained, and fine-tuned on GLUE, SuperGLUE, SQuAD 1.1 and 2.0.
+# Table: MHE poster, first results table. Its 28.32M parameters are those of 12 layers, d 768 and 12 heads.
+# Result: Scores of the development parts; `fairseq-lowrank report` adds PRR and PEoP. By its values, the poster's Acc of SQuAD
+#   is F1.
+# Time: COST=1 estimates it.
+# Our choice: BERT's text, lengths and updates (../settings.sh), and 2 epochs in batches of 48 for SQuAD 2.0. SuperGLUE has 10
+#   epochs at BERT's rate for GLUE. Its mean is of five tasks (`scripts/prepare.sh superglue --help` says why). GLUE's mean has
+#   MNLI's matched part, and `glue-8` leaves WNLI out.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"
 PAPER=mhe TABLE=encoder SPLIT=valid

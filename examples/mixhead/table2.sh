@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
-# Mixhead paper, table 2: WikiText-2 with the vanilla Transformer (16 layers, n 256) and Transformer-XL (n 150), with and
-# without Mixhead and sigsoftmax. The paper (§4.1.3) says that it needs stronger dropout than usual, not how strong: 0.5 is
-# our choice, and so are 10,000 updates.
+# What: WikiText-2 with the vanilla Transformer (16 layers, n 256) and Transformer-XL (n 150), with and without Mixhead and
+#   sigsoftmax.
+# Table: Mixhead paper, table 2.
+# Result: Perplexity on validation and test set.
+# Time: 12 trainings, about 3 hours on one H100 or 1,934 hours on 2 cores, as COST=1 estimates.
+# Our choice: Dropout 0.5 and 10,000 updates. The paper (§4.1.3) asks for stronger dropout than usual, and gives no value.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"
 PAPER=mixhead TABLE=table2 CORPUS=wikitext-2

@@ -1,7 +1,11 @@
 #!/usr/bin/env bash
-# Mixhead paper, table 3: the One Billion Word benchmark with Baevski and Auli's Transformer, in blocks of N tokens, and with
-# Transformer-XL, n 32, whose heads of size 128 are larger than that. Of Baevski's blocks the table says n = 2048 and the text
-# (§4.1.2) 512: N=512 in the environment runs the latter, with a separate table.
+# What: The One Billion Word benchmark with Baevski and Auli's Transformer, and with Transformer-XL, n 32, whose heads of 128
+#   are larger than n.
+# Table: Mixhead paper, table 3.
+# Result: Perplexity on validation and test set.
+# Time: 6 trainings, about 271 hours on one H100, as COST=1 estimates.
+# Our choice: Blocks of 2048 tokens for Baevski's model, as in the table. The text (§4.1.2) says 512: N=512 runs that, with a
+#   separate table.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"
 N="${N:-2048}"

@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
-# Mixhead paper, table 7: random and average mixing, Baevski and Auli's Transformer on WikiText-103 with head size 64.
-# Random mixing is drawn once from the normal distribution and never trained, as the paper says (§4.4.2). Its columns are
-# divided by their sums (eq. 13), as in the authors' released code.
+# What: Random and average mixing in Baevski and Auli's Transformer on WikiText-103, with heads of 64.
+# Table: Mixhead paper, table 7 (§4.4.2).
+# Result: Perplexity on validation and test set.
+# Time: 5 trainings, about 54 hours on one H100, as COST=1 estimates.
+# Our choice: Random mixing is drawn once and never trained, as the paper says. Its columns are divided by their sums (eq. 13),
+#   as in the released code.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"
 PAPER=mixhead TABLE=table7 CORPUS=wikitext-103

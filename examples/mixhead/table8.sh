@@ -1,5 +1,9 @@
 #!/usr/bin/env bash
-# Mixhead paper, table 8: 2 to 10 heads of size 64, Baevski and Auli's Transformer on WikiText-103.
+# What: 2 to 10 heads of size 64 in Baevski and Auli's Transformer on WikiText-103, with and without Mixhead.
+# Table: Mixhead paper, table 8.
+# Result: Perplexity on training, validation and test set.
+# Time: 15 trainings, about 154 hours on one H100, as COST=1 estimates.
+# Our choice: A context of 25/32 of a block when scoring, as in all tables but table 9.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"
 PAPER=mixhead TABLE=table8 CORPUS=wikitext-103

@@ -1,6 +1,11 @@
 #!/usr/bin/env bash
-# Your own corpus: which attention helps on it? By default: plain attention (mha), its control gain, whose factors learn as fast
-# as mixing does, and Mixhead A and B, all with the same settings, under three seeds; then a report, and each row against mha.
+# What: Which attention helps on your own corpus? Plain attention, its control gain, and Mixhead A and B are trained with the
+#   same settings.
+# Table: An experiment of this project, without a paper.
+# Result: A report, and each row against mha, from lines in $LOWRANK_WORK/own/NAME.jsonl.
+# Time: It depends on the corpus: COST=1 estimates it.
+# Our choice: 3+3 layers of width 256 for 10,000 to 100,000 pairs, and 4 layers for a language model. The factors of gain learn
+#   as fast as mixing does.
 #
 #   scripts/prepare.sh own --name mine --source-lang de --target-lang en --train PREFIX --valid PREFIX --test PREFIX --bpe 10000
 #   CORPUS=mine examples/own/compare.sh
@@ -11,10 +16,7 @@
 #                      methods (values of --attention), each with its own options after it
 #   SEEDS="1 2 3"      HEADS=8      EPOCHS=12      SMOKE=1 trains one seed
 #   FORMAT=latex       format of the tables: latex or markdown
-#   EXTRA="…"          other sizes: the defaults are 3+3 layers of width 256, for a corpus of 10,000 to 100,000 pairs, and
-#                      4 layers for a language model
-#
-# Lines go to $LOWRANK_WORK/own/NAME.jsonl. Environment variables: see ../common.sh.
+#   EXTRA="…"          other sizes
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 if [ -z "${CORPUS:-}" ]; then
     echo "CORPUS is not set: expected a name that scripts/prepare.sh own --name gave, or a folder of binarised data" >&2

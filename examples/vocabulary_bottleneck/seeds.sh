@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# Vocabulary bottleneck paper, §5: seven of its networks trained and tested five times each, to see how far a loss moves by
-# itself ("stable up to 10^-3"). Which seven it does not say: here three of figure 2 and four of figure 1 with 2,000 subwords,
-# two pairs of equal size. SEED=3 in the environment runs that seed alone; `fairseq-lowrank report` gives mean and spread.
+# What: Seven networks, trained and tested five times each, to see how far a loss moves by chance.
+# Table: Vocabulary bottleneck paper, §5: "stable up to 10^-3".
+# Result: Losses; `fairseq-lowrank report` gives mean and spread. SEED=3 runs that seed alone.
+# Time: 7 trainings, about 175 hours on one H100, as COST=1 estimates.
+# Our choice: Which seven: three of figure 2, and four of figure 1 with 2,000 subwords, two pairs of equal size.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"
 PAPER=vocabulary_bottleneck TABLE="seeds$OTHER_POSITIONS" CORPUS=wikitext-103-bpe2000

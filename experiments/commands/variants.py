@@ -13,7 +13,7 @@ from fairseq_lowrank.cli import _output
 from fairseq_lowrank.messages import UserError
 
 NAME = "variants"
-HELP = "print a page for each attention variant: formula, costs, flags, code, paper, measurements"
+HELP = "print a page for each attention method: formula, costs, flags, code, paper, measurements"
 
 
 def add_arguments(parser) -> None:

@@ -70,7 +70,8 @@ LATER_METHODS = (
 FIXEDHEAD, MORE_HEADS = "fixedhead", "mha-more-heads"
 """Heads of size n, and a control of the same size: ``mha`` with h·n/d_k heads of the small size d_k = d/h."""
 
-CONTROLS = ("gain", MORE_HEADS)
+CONTROLS = {"gain": {"color": "#8c8c8c", "marker": "s"}, MORE_HEADS: {"color": "#bdbdbd", "marker": "^"}}
+"""The styles of controls in pictures; their lines are dashed."""
 
 NOT_LINEAR = {
     "head-embedding-add": "additive head embeddings are part of the values",
@@ -281,7 +282,7 @@ def _cell(values: list[float], seeds: list[int]) -> str:
 def plot(lines: list[dict]):
     """Return a figure of error against head size, with a plot for each problem and a curve for each method.
 
-    Controls are dashed. Bands go from the least to the greatest seed.
+    Controls are dashed and grey. Bands go from the least to the greatest seed.
     """
     from matplotlib.ticker import NullLocator
 
@@ -305,8 +306,9 @@ def plot(lines: list[dict]):
                 if line["method"] == name:
                     values.setdefault(line["small_head_dim"], []).append(line["value"])
             own = sorted(values)
-            style = {**style, "linestyle": "--" if name in CONTROLS else "-"}
-            axes.plot(own, [geometric_mean(values[size]) for size in own], marker="o", ms=3, label=name, **style)
+            style = {"marker": pictures.marker(style), **style}
+            style |= {**CONTROLS[name], "linestyle": "--"} if name in CONTROLS else {}
+            axes.plot(own, [geometric_mean(values[size]) for size in own], ms=4, label=name, **style)
             low, high = ([max(SMALLEST, end(values[size])) for size in own] for end in (min, max))
             axes.fill_between(own, low, high, color=style["color"], alpha=0.2, linewidth=0)
         axes.axvline(key[0] - 1, color="0.6", linewidth=1, linestyle=":")

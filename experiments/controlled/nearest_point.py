@@ -190,12 +190,12 @@ def _cell(values: list[float], seeds: list[int]) -> str:
     return marked(f"{statistics.fmean(values):.3f}{spread}", values, seeds)
 
 
-COLOURS = {"QK": "tab:green", "OV": "tab:orange", "patterns": "tab:purple", None: "tab:gray"}
 CLASSES = {
     "QK": "QK: scores of higher rank",
     "OV": "OV: a wider map from values to outputs",
     "patterns": "patterns by another route",
-    None: "equal or restricted: no more rank",
+    "restricted": "restricted: tied or factored",
+    "equal": "equal to plain attention",
 }
 OTHER_KINDS = dict.fromkeys(
     (
@@ -206,10 +206,10 @@ OTHER_KINDS = dict.fromkeys(
 ) | {"values-32": "OV"}
 
 
-def kind_of(name: str) -> str | None:
-    """Return the class of a method if it adds something to plain attention."""
+def kind_of(name: str) -> str:
+    """Return the class of a method; that of plain attention is "equal"."""
     kind = METHODS[name].kind if name in METHODS else OTHER_KINDS.get(name)
-    return kind if kind in COLOURS else None
+    return kind or "equal"
 
 
 def plot(lines: list[dict]):
@@ -232,22 +232,29 @@ def plot(lines: list[dict]):
     left.plot(heads, PUBLISHED.values(), "k--", lw=1, label="published, d 64")
     left.set_xscale("log", base=2)
     left.set_xticks(heads, map(str, heads))
-    left.set(xlabel="heads of size d / heads", ylabel=METRIC, ylim=(0, 1), title="More heads, smaller heads")
+    left.set(
+        xlabel="heads of size d / heads",
+        ylabel=f"{METRIC} (less is better)",
+        ylim=(0, 1),
+        title="More heads, smaller heads",
+    )
     pictures.add_legend(left, loc="lower right", fontsize=8)
     compared = sorted(
         (name for name, count in values if count == 8), key=lambda name: -statistics.fmean(values[name, 8])
     )
     for place, name in enumerate(compared):
         (mean,), spread = _spread([values[name, 8]])
-        right.errorbar(mean, place, xerr=spread, fmt="o", ms=5, capsize=2, color=COLOURS[kind_of(name)])
-        right.annotate(f"  {mean:.3f}", (max(values[name, 8]), place), va="center", fontsize=8)
+        style = pictures.class_style(kind_of(name)) | {"linestyle": ""}
+        right.errorbar(mean, place, xerr=spread, ms=6, capsize=2, **style)
+        at = (max(values[name, 8]), place)
+        right.annotate(f"{mean:.3f}", at, xytext=(7, 0), textcoords="offset points", va="center", fontsize=8)
     right.set_yticks(range(len(compared)), compared, fontsize=8)
     right.invert_yaxis()
-    right.set(xlabel=METRIC, xlim=(0, 1.08), title="8 heads, all methods")
+    right.set(xlabel=f"{METRIC} (less is better)", xlim=(0, 1.08), title="8 heads, all methods")
     for kind in dict.fromkeys(map(kind_of, compared)):
-        right.plot([], [], "o", color=COLOURS[kind], label=CLASSES[kind])
+        right.plot([], [], label=CLASSES[kind], **pictures.class_style(kind) | {"linestyle": ""})
     if compared:
-        pictures.add_legend(right, loc="upper left", fontsize=8)
+        pictures.add_legend(right, loc="center", fontsize=8)
     return figure
 
 

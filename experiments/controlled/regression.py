@@ -175,7 +175,11 @@ def plot(lines: list[dict]):
         )
     ranks = range(INPUTS + 1)
     axes.plot(ranks, [linear_error(number) for number in ranks], "k--", lw=1, label="linear attention, at best")
-    axes.set(xlabel=f"rank of the scores of all heads, at most d_x = {INPUTS}", ylabel=METRIC, ylim=(0, 1.02))
+    axes.set(
+        xlabel=f"rank of the scores of all heads, at most d_x = {INPUTS}; points are moved apart",
+        ylabel=METRIC,
+        ylim=(0, 1.02),
+    )
     axes.set_xticks(range(0, INPUTS + 1, 4))
     pictures.add_legend(figure, loc=pictures.OUTSIDE, fontsize=8)
     return figure

@@ -2,18 +2,18 @@
 
 Left: the scores Q Kᵀ of one head are fitted to random positive patterns of 16 positions, without a mask and with a causal one.
 No model is trained: queries and keys are free, so the error is what the head size alone costs. Right: recorded trainings of the
-task that needs one score of full rank (docs/evidence/nearest-point.md).
+task that needs one score of full rank (docs/evidence/heads.md).
 
-    python -m experiments.evidence.bottleneck --output docs/pictures/bottleneck.png
+    python -m experiments.evidence.figures bottleneck --output docs/pictures
 """
 
-import argparse
 import json
 import math
 from pathlib import Path
 from statistics import fmean
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from experiments.controlled.runs import geometric_mean
@@ -22,16 +22,19 @@ from fairseq_lowrank.tools import pictures
 RESULTS = Path(__file__).parents[2] / "results" / "evidence-nearest-point.jsonl"
 LENGTH, PATTERNS, SHOWN = 16, 5, 1e-5
 ROWS = {  # the row's name, its label, and its class
-    "h8-mha": ("mha", "plain"),
-    "h8-gain": ("one factor per head", "plain"),
+    "h8-mha": ("mha", "equal"),
+    "h8-gain": ("one factor per head", "equal"),
     "h8-mixhead-a": ("mixing after softmax", "OV"),
     "h8-values-32": ("values of 32", "OV"),
     "h8-queries-32": ("queries and keys of 32", "QK"),
     "h8-collaborative": ("shared queries, keys", "QK"),
     "h8-score-mixing": ("mixing before softmax", "QK"),
 }
-COLOURS = {"plain": "tab:gray", "OV": "tab:orange", "QK": "tab:green"}
-CLASSES = {"plain": "plain attention", "OV": "wider from values to outputs (OV)", "QK": "scores of higher rank (QK)"}
+CLASSES = {
+    "equal": "plain attention, and its control",
+    "OV": "wider from values to outputs (OV)",
+    "QK": "scores of higher rank (QK)",
+}
 
 
 def random_patterns(causal: bool) -> Tensor:
@@ -86,16 +89,16 @@ def recorded(results: Path = RESULTS) -> dict[str, float]:
     return {row: fmean(values) for row, values in found.items()}
 
 
-def draw(output: Path) -> list[Path]:
-    """Draw both panels."""
-    figure, (left, right) = pictures.grid(2, width=5.4, height=3.8)
+def figure() -> Figure:
+    """Return a figure with both panels."""
+    drawn, (left, right) = pictures.grid(2, width=5.4, height=3.8)
     sizes = range(1, LENGTH + 1)
-    for causal, label, colour in ((False, "no mask", "tab:blue"), (True, "causal mask", "tab:red")):
-        left.plot(sizes, errors(causal), "o-", color=colour, markersize=4, label=label)
+    for causal, label, line, colour in ((False, "no mask", "o-", "#0072b2"), (True, "causal mask", "s--", "#a02000")):
+        left.plot(sizes, errors(causal), line, color=colour, markersize=4, label=label)
         enough = (LENGTH - 1) / 2 if causal else LENGTH - 1
         left.axvline(enough, color=colour, linewidth=1, linestyle=":")
         name = "(n − 1)/2" if causal else "n − 1"
-        left.annotate(name, (enough, 2e-1), xytext=(4, 0), textcoords="offset points", color=colour)
+        left.annotate(name, (enough, 0.5), xytext=(-4, 0), textcoords="offset points", color=colour, ha="right")
     left.set(
         xlabel="head size d_k",
         ylabel="relative error of the best fit found",
@@ -106,21 +109,13 @@ def draw(output: Path) -> list[Path]:
     left.legend(loc="lower left", fontsize=8, title="errors below 1e-5 at 1e-5", title_fontsize=8)
     found = recorded()
     for place, (row, (_, kind)) in enumerate(ROWS.items()):
-        right.barh(place, found[row], color=COLOURS[kind])
+        right.barh(place, found[row], color=pictures.class_style(kind)["color"])
         right.annotate(f" {found[row]:.3f}", (found[row], place), va="center", fontsize=8)
     right.set_yticks(range(len(ROWS)), [label for label, _ in ROWS.values()])
     right.invert_yaxis()
     right.set(xlabel="squared error (less is better)", xlim=(0, 1), title="8 heads of 4, task of rank 32")
-    handles = [right.barh(0, 0, color=COLOURS[kind], label=label) for kind, label in CLASSES.items()]
+    handles = [
+        right.barh(0, 0, color=pictures.class_style(kind)["color"], label=label) for kind, label in CLASSES.items()
+    ]
     right.legend(handles=handles, loc="lower right", fontsize=8)
-    return pictures.save(figure, output.parent, output.stem)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="picture to write")
-    print(*draw(parser.parse_args().output))
-
-
-if __name__ == "__main__":
-    main()
+    return drawn

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from experiments.evidence import pages
+from experiments.evidence.lines import differences, values
 from fairseq_lowrank.tools.reporting.statistics import student
 
 
@@ -33,22 +33,18 @@ def one_sided(differences: Sequence[float]) -> bool:
 
 def trained(table: str, worse: str, better: str, split: str = "test") -> list[float]:
     """Return by seed the bits that one row of trained models is behind another."""
-    one, other = pages.runs(table, worse), pages.runs(table, better)
-    return [
-        one[seed]["losses"][split]["bits"] - other[seed]["losses"][split]["bits"] for seed in sorted(one.keys() & other)
-    ]
+    return differences([worse, better], table=table, split=split)
 
 
 def controlled(file: str, table: str, worse: str, better: str) -> list[float]:
     """Return by seed log(error) of one row of a controlled task minus that of another."""
-    one, other = (pages.lines(file)[table, row] for row in (worse, better))
-    return [math.log(one[seed]["value"] / other[seed]["value"]) for seed in sorted(one.keys() & other)]
+    one, other = (values(table, row, file=file) for row in (worse, better))
+    return [math.log(one[seed] / other[seed]) for seed in sorted(one.keys() & other)]
 
 
 def scored(file: str, table: str, better: str, worse: str) -> list[float]:
     """Return by seed the BLEU or accuracy that one row is ahead of another."""
-    one, other = (pages.lines(file)[table, row] for row in (better, worse))
-    return [one[seed]["value"] - other[seed]["value"] for seed in sorted(one.keys() & other)]
+    return differences([better, worse], table=table, file=file)
 
 
 def answers() -> dict[str, str]:

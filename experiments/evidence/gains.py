@@ -1,15 +1,16 @@
-"""Print what each method gains over plain attention, with t intervals, and draw it next to the small language models.
+"""Print by how much each method leads plain attention in translation, with t intervals, and draw it.
 
-The gain is the training loss of `mha` minus that of the row, in bits per token, within each seed (Multi30k, 786 updates at
-2e-3). The language models are those of the Brown corpus by bytes: loss on the test set.
+The lead is the training loss of `mha` minus that of the row, in bits per token, within each seed (Multi30k, 786 updates at 2e-3).
 
-    python -m experiments.evidence.gains --output docs/pictures/gains.png
+    python -m experiments.evidence.gains
 """
 
 import argparse
 import json
 from collections import defaultdict
 from pathlib import Path
+
+from matplotlib.figure import Figure
 
 from fairseq_lowrank.tools import pictures
 from fairseq_lowrank.tools.reporting.statistics import student
@@ -25,17 +26,6 @@ ROWS = {  # the end of a row's name in the table fast-start, and its label
     "column-sums": "column sums",
     "small-start": "half-scale start",
     "gated-head": "one gate per head",
-}
-LANGUAGE_MODELS = {
-    "h4-mha": "4 heads of 32, 2,000 updates",
-    "h32-mha": "32 heads of 4, 2,000 updates",
-    "h32-mixhead-a": "… with mixhead-a",
-    "h32-score-gain-x32": "… with score gain × 32",
-    "h32-score-mixing": "… with score mixing",
-    "h32-mha-equal-time": "… 1.6 times the updates",
-    "h4-mha-6000": "4 heads of 32, 6,000 updates",
-    "h32-mha-6000": "32 heads of 4, 6,000 updates",
-    "h32-score-mixing-6000": "… with score mixing",
 }
 NGRAMS = {3: 2.857, 4: 2.352, 5: 2.041}
 """Bits per symbol on the test set by order, as `examples/brown/ngram.py` prints them."""
@@ -85,54 +75,33 @@ def _cell(values: list[float]) -> str:
     return f"{mean:.3f} ({low:.3f} … {high:.3f})".replace("-", "−")
 
 
-def draw(output: Path) -> list[Path]:
-    """Draw the gains in one panel and the language models in another."""
-    figure, (left, right) = pictures.grid(2, width=5.2, height=3.6)
+def figure() -> Figure:
+    """Return a figure of the leads, with a panel for each number of heads. Controls are grey and dashed."""
     found = {heads: gains(heads) for heads in (4, 32)}
     labels = [label for label in ROWS.values() if any(label in one for one in found.values())]
-    for heads, shift, colour in ((4, -0.17, "tab:blue"), (32, 0.17, "tab:red")):
-        for label, values in found[heads].items():
+    drawn, plots = pictures.grid(2, width=4.2, height=3.6)
+    for axes, (heads, row) in zip(plots, found.items(), strict=True):
+        for label, values in row.items():
             mean, low, high = _interval(values)
-            place = labels.index(label) + shift
-            left.plot([low, high], [place, place], color=colour)
-            left.plot(mean, place, "o", color=colour, label=f"{heads} heads of {128 // heads}")
-    left.set_yticks(range(len(labels)), labels)
-    left.invert_yaxis()
-    left.axvline(0, color="grey", linewidth=0.8)
-    left.set_xlabel("gain over mha on the training loss, bits per token")
-    handles, names = left.get_legend_handles_labels()
-    unique = dict(zip(names, handles, strict=True))
-    figure.legend(unique.values(), unique.keys(), frameon=False, loc="outside lower left", ncols=2)
-    left.set_title("Translation: mean and 95 % t interval")
-
-    models = losses("language-model", "test")
-    rows = [row for row in LANGUAGE_MODELS if row in models]
-    for place, row in enumerate(rows):
-        values = list(models[row].values())
-        right.plot(values, [place] * len(values), "o", color="tab:blue" if row.startswith("h4") else "tab:red")
-    for order, bits in NGRAMS.items():
-        right.axvline(bits, color="grey", linestyle="--", linewidth=0.8)
-        right.annotate(
-            f"{order}-gram",
-            (bits, len(rows) - 0.4),
-            ha="right" if order == min(NGRAMS) else "left",
-            fontsize=8,
-            color="grey",
-        )
-    right.set_yticks(range(len(rows)), [LANGUAGE_MODELS[row] for row in rows])
-    right.set_ylim(len(rows) - 0.2, -0.6)
-    right.set_xlabel("bits per symbol (test), a dot per seed")
-    right.set_title("Language models by bytes")
-    return pictures.save(figure, output.parent, output.stem)
+            place, style = labels.index(label), pictures.class_style("OV" if label.startswith("mixhead") else "equal")
+            axes.plot([low, high], [place, place], color=style["color"], linestyle=style["linestyle"], linewidth=2)
+            axes.plot(mean, place, style["marker"], color=style["color"], markersize=7)
+        axes.axvline(0, color="0.6", linewidth=0.8)
+        axes.set_yticks(range(len(labels)), labels if heads == 4 else [])
+        axes.set(ylim=(len(labels) - 0.5, -0.5), xlim=(-0.02, 0.47), title=f"{heads} heads of {128 // heads}")
+    for kind, label in (("OV", "mixing after the softmax"), ("equal", "control")):
+        plots[1].plot([], [], label=label, **pictures.class_style(kind))
+    drawn.supxlabel(
+        "lead over mha on the training loss, bits per token (more is better): mean and 95 % t interval", fontsize=9
+    )
+    plots[1].legend(loc="lower left", fontsize=8)
+    return drawn
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, metavar="FILE", help="where the picture goes, .png")
-    args = parser.parse_args()
+    parser.parse_args()
     print(markdown())
-    if args.output:
-        print(*draw(args.output), sep="\n")
 
 
 if __name__ == "__main__":

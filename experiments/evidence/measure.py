@@ -137,7 +137,7 @@ PREDICTIONS = {
         lambda line: line["value"] * dict(line["ranks"])[4] < 0.1,
     ),
 }
-"""By their names on docs/evidence/measure.md. E9 is about the share of the last quarter; see :func:`separates`."""
+"""By their names in results/predictions.json. E9 is about the share of the last quarter; see :func:`separates`."""
 LONGER = "-2000"
 """The end of the name of a model that had 2,000 updates, where the others of its kind had 400."""
 BOUND, FREE = ("point-8x4", "patterns-16x4"), ("patterns-4x16-rank8", "recall-1x64")

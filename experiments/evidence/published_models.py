@@ -12,6 +12,7 @@ date, the processor, and a hash of the package's files.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import shutil
 import statistics
@@ -160,7 +161,7 @@ PREDICTIONS: dict[str, Callable[[list[Line]], str]] = {
     ),
     "P12": pairs(SMOLLM2, MINILM, lambda a, b: share(a) > share(b) + 0.05, lambda a, b: share(a) < share(b)),
 }
-"""By their names on docs/evidence/published-models.md."""
+"""By their names in results/predictions.json."""
 
 
 def outcomes(lines: list[Line]) -> dict[str, str]:
@@ -188,16 +189,26 @@ def figure(lines: Iterable[Line]):
     """Return a figure of the cost against the rank as a share of the head size: one basis, and dashed a basis for each sequence."""
     from fairseq_lowrank.tools import pictures
 
-    drawn, axes = pictures.new_figure(7.4, 4.6)
-    for number, line in enumerate(lines):
-        for name, style in (("ranks", "-"), ("own_ranks", "--")):
-            points = [(rank / line["size"], 100 * cost) for rank, cost in line[name]]
-            label = f"{line['model']}, {line['text']}" if name == "ranks" else None
-            axes.plot(*zip(*points, strict=True), style, color=f"C{number}", label=label)
-    axes.axhline(1, color="grey", linewidth=1)
+    drawn, axes = pictures.new_figure(7.0, 4.2)
+    colours = [
+        colour for colour in pictures.CLASS_COLOURS if colour != pictures.CLASS_COLOURS[1]
+    ]  # grey is for controls
+    for line, colour, marker in zip(lines, itertools.cycle(colours), itertools.cycle(pictures.MARKERS), strict=False):
+        for name, style, basis in (("ranks", "-", "one basis"), ("own_ranks", "--", "a basis for each sequence")):
+            points = [(rank / line["size"], max(0.0, 100 * cost)) for rank, cost in line[name]]
+            label = f"{line['model']}, {line['text']}: {basis}"
+            axes.plot(*zip(*points, strict=True), style, color=colour, marker=marker, markersize=4, label=label)
+    axes.axhline(1, color="0.6", linewidth=1)
+    axes.annotate("tolerance: 1 %", (0, 1), xytext=(2, 3), textcoords="offset points", fontsize=8, color="0.4")
     axes.set_yscale("symlog", linthresh=0.1)
-    axes.set(xlabel="rank, share of the head size", ylabel="cost, % of what attention is worth")
-    pictures.add_legend(axes, fontsize=8)
+    axes.set_yticks([0, 0.1, 1, 10, 100], ["0", "0.1", "1", "10", "100"])
+    axes.minorticks_off()
+    axes.set(
+        xlabel="rank of the scores, share of the head size",
+        ylabel="cost, % of the worth (less is better)",
+        ylim=(-0.03, 130),
+    )
+    pictures.add_legend(axes, loc="lower left", fontsize=8)
     return drawn
 
 

@@ -6,16 +6,17 @@ extrapolated from the last two; such a factor is marked.
 
 A constant factor is a slow-down: the same loss, later. A factor that grows with T is a limit.
 
-    python -m experiments.evidence.slowdown --output docs/pictures/slowdown.png
+    python -m experiments.evidence.slowdown
 """
 
 import argparse
 import math
 import tarfile
 from collections.abc import Mapping
-from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
+
+from matplotlib.figure import Figure
 
 from experiments.evidence import gains
 from fairseq_lowrank.tools import pictures
@@ -26,7 +27,7 @@ LOGS = gains.RESULTS.parent / "logs.tar.xz"
 UPDATES = {"": 2000, "-equal-time": 3200, "-6000": 6000, "-9600": 9600}
 """Updates of a training, by the end of its row's name."""
 TIME = {"h32-score-mixing": 1.6}
-"""Time of an update, in updates of plain attention with as many heads; see docs/evidence/language-model.md."""
+"""Time of an update, in updates of plain attention with as many heads; see docs/evidence/language-models.md."""
 WINDOW = 200
 CONTRASTS = (
     ("h32-mha", "h4-mha"),
@@ -142,25 +143,23 @@ def gap() -> str:
     return f"{by_seed}. It falls by {fmean(falls):.3f} on average ({low:.3f} … {high:.3f})."
 
 
-def draw(output: Path) -> list[Path]:
-    """Draw the loss of each training against its updates, a line for each row and seed."""
-    figure, (axes,) = pictures.grid(1, width=5.2, height=3.4)
+def figure() -> Figure:
+    """Return a figure of the loss of each training against its updates, a line for each row and seed."""
+    drawn, (axes,) = pictures.grid(1, width=6.4, height=3.8)
     rows = {
-        "h4-mha": ("4 heads of 32", "-", "o"),
-        "h32-mha": ("32 heads of 4", "--", "s"),
-        "h32-score-mixing": ("32 heads of 4, score mixing", ":", "^"),
+        "h4-mha": ("4 heads of 32", pictures.class_style(None)),
+        "h32-mha": ("32 heads of 4", pictures.class_style("OV") | {"linestyle": "--", "marker": "s"}),
+        "h32-score-mixing": ("32 heads of 4, mixing before the softmax", pictures.class_style("QK")),
     }
-    for (row, (label, line, marker)), colour in zip(rows.items(), ("#0072b2", "#d55e00", "#009e73"), strict=True):
+    for row, (label, style) in rows.items():
         for seed in (1, 2, 3):
             points = trainings(row, seed)
             axes.plot(
                 list(points),
                 list(points.values()),
-                line,
-                marker=marker,
-                color=colour,
+                **style,
                 linewidth=1,
-                markersize=4,
+                markersize=5,
                 label=label if seed == 1 else None,
             )
     axes.set_xscale("log")
@@ -168,19 +167,16 @@ def draw(output: Path) -> list[Path]:
     axes.set_xticks(counts, [f"{count:,}" for count in counts])
     axes.minorticks_off()
     axes.set_xlabel("updates of a training, whose rate decays to 0")
-    axes.set_ylabel("bits per symbol (test)")
-    axes.set_title("Byte language model, three seeds, rate 2e-3")
+    axes.set_ylabel("bits per symbol, test (less is better)")
+    axes.set_title("Byte language model at 2e-3, a line for each seed")
     axes.legend(frameon=False, fontsize=8)
-    return pictures.save(figure, output.parent, output.stem)
+    return drawn
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, metavar="FILE", help="where the picture goes, .png")
-    args = parser.parse_args()
+    parser.parse_args()
     print(table(), gap(), contrasts(), sep="\n\n")
-    if args.output:
-        print(*draw(args.output), sep="\n")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from fairseq_lowrank.attention.build import build_attention
 from fairseq_lowrank.attention.config import AttentionConfig
 from fairseq_lowrank.attention.groups import parameter_groups
 from fairseq_lowrank.attention.layer import MultiheadAttention
-from fairseq_lowrank.attention.masks import CAUSAL, SlidingWindow
+from fairseq_lowrank.attention.masks import CAUSAL, PackedDocuments, SlidingWindow
 from fairseq_lowrank.attention.replace import replace_attention
 from fairseq_lowrank.attention.rotary import RotaryPositions
 from fairseq_lowrank.attention.sharding import shard_parts, whole_state_dict
@@ -20,6 +20,7 @@ __all__ = [
     "AttentionSpec",
     "Method",
     "MultiheadAttention",
+    "PackedDocuments",
     "Paper",
     "RotaryPositions",
     "SlidingWindow",

@@ -12,6 +12,7 @@ from fairseq_lowrank.attention.config import AttentionConfig
 from fairseq_lowrank.attention.layer import MultiheadAttention
 from fairseq_lowrank.attention.rotary import Rotation
 from fairseq_lowrank.attention.spec import AttentionSpec
+from fairseq_lowrank.parts.part import Value
 
 
 def build_attention(
@@ -30,27 +31,38 @@ def build_attention(
     batch_first: bool = False,
     max_positions: int | None = None,
     qk_norm: bool = False,
+    depth: int = 1,
     rotary: Rotation | None = None,
     device: torch.device | str | int | None = None,
     dtype: torch.dtype | None = None,
     backend: str = "auto",
-    wrap_projection: Callable[[nn.Module], nn.Module] = lambda projection: projection,
-    **axes: int | str | None,
+    wrap_projection: Callable[[nn.Module], nn.Module] | None = None,
+    **axes: Value,
 ) -> MultiheadAttention:
-    """Return the attention layer of a preset; axes override the choices of the preset.
+    """Return the attention layer of a method; axes override the choices of the method.
+
+    ::
+
+        layer = build_attention("mixhead-b", 512, 8, batch_first=True, self_attention=True)
+        x = torch.randn(2, 100, 512)  # [batch, time, embed_dim]
+        output, weights = layer(x, x, x, attn_mask=CAUSAL, need_weights=False)  # [2, 100, 512], None
 
     Args:
         preset: one of :data:`~fairseq_lowrank.attention.PRESETS`.
         device: where the parameters are created, by default on torch's default device. On 'meta' they have no values:
             call ``to_empty``, and then ``reset_parameters`` of the layer or ``load_state_dict``.
         dtype: of the parameters, by default torch's default dtype.
-        axes: values of :data:`~fairseq_lowrank.attention.AXES` that override the preset's; ``None`` keeps the preset's.
+        axes: values that override the method's; ``None`` keeps the method's. The axes are ``head_dim``, ``value_dim``,
+            ``key_value_heads``, ``projection``, ``score``, ``score_mixing``, ``activation``, ``mixing``, ``head_map`` and
+            ``head_output``. The options of their parts are ``shared_dim``, ``factor_rank``, ``gate_start``, ``latent_dim``,
+            ``mixing_normalization``, ``blocks``, ``synthesizer_heads``, ``unused_key_projection`` and ``query_rank``. For one,
+            ``AXES["mixing"].help`` says what it decides and ``list(AXES["mixing"])`` what it can be.
 
     The other arguments are those of :class:`~.config.AttentionConfig` and :class:`MultiheadAttention`. The layer can replace
     ``torch.nn.MultiheadAttention``, whose state ``mha`` loads.
 
     Raises:
-        ValueError: an unknown preset, axis or value, or sizes that do not fit.
+        ValueError: an unknown method, axis or value, or sizes that do not fit.
     """
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ValueError(f"dtype={dtype!r}: expected a float dtype such as torch.float32")
@@ -69,6 +81,7 @@ def build_attention(
             batch_first=batch_first,
             max_positions=max_positions,
             qk_norm=qk_norm,
+            depth=depth,
             backend=backend,
         )
         layer = MultiheadAttention(config, dropout=dropout, rotary=rotary, wrap_projection=wrap_projection)

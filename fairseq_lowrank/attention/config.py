@@ -26,7 +26,9 @@ class AttentionConfig:
         max_positions: the greatest length of a sentence: synthesizers need it, other scores take any length.
         qk_norm: divide each head's queries and keys by their root mean square, and multiply them by a learned gain for each feature
             (``q_norm``, ``k_norm``: ``torch.nn.RMSNorm``, shared by heads, before rotary positions), as Qwen3 does.
-        backend: see :func:`fairseq_lowrank.ops.attention`. If weights are requested, any backend that can return them.
+        depth: the number of the layer in its encoder or decoder, from 1. Parts may start differently in deeper layers.
+        backend: one of :data:`fairseq_lowrank.ops.BACKENDS` that runs on the device of the inputs. If weights are requested and it
+            has none, another one computes them.
     """
 
     spec: AttentionSpec
@@ -42,4 +44,5 @@ class AttentionConfig:
     batch_first: bool = False
     max_positions: int | None = None
     qk_norm: bool = False
+    depth: int = 1
     backend: str = "auto"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 
 class InputSizes(NamedTuple):
@@ -29,11 +30,13 @@ def check_tensors(sizes: InputSizes, query: Tensor, key: Tensor | None, value: T
         _check_tensor(sizes, value, "value", "vdim", sizes.vdim)
         if key is not None and value.shape[:2] != key.shape[:2]:
             raise ValueError(
-                f"value of shape {list(value.shape)}: expected {[*key.shape[:2], sizes.vdim]}, since key has {list(key.shape)}"
+                f"value of shape {list(value.shape)}: expected {[*key.shape[:2], sizes.vdim]}, because key has {list(key.shape)}"
             )
 
 
 def _check_tensor(sizes: InputSizes, tensor: Tensor, name: str, size_name: str, size: int) -> None:
+    if not isinstance(tensor, Tensor):
+        raise ValueError(f"{name} is a {type(tensor).__name__}: expected a tensor")
     if tensor.dim() == 3 and tensor.size(2) == size and tensor.is_floating_point() and not tensor.is_nested:
         return
     if tensor.is_nested:
@@ -47,6 +50,24 @@ def _check_tensor(sizes: InputSizes, tensor: Tensor, name: str, size_name: str, 
             f"the layer with {size_name}={tensor.size(2)}."
         )
     raise ValueError(f"{name} of {tensor.dtype}: expected a float tensor")
+
+
+def check_dtype(tensor: Tensor, name: str, projection: nn.Module | None) -> None:
+    """Check that a projection can take a tensor: ``x.half()`` needs a layer in half precision, or autocast.
+
+    Raises:
+        ValueError: dtypes that torch does not multiply. Projections with hooks or of other classes may cast, and are left out.
+    """
+    weight = getattr(projection, "weight", None)
+    if type(weight) is not nn.Parameter or weight.dtype == tensor.dtype:
+        return
+    if type(projection) is not nn.Linear or projection._forward_pre_hooks:
+        return
+    if not torch.is_autocast_enabled(tensor.device.type):
+        raise ValueError(
+            f"{name} of {tensor.dtype}: this layer has weights of {weight.dtype}. Pass {name}.to({weight.dtype}), or convert the layer "
+            f"with layer.to({tensor.dtype})."
+        )
 
 
 def check_layout(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -19,20 +19,20 @@ from fairseq_lowrank.attention.decoding import (
     split_beams,
 )
 from fairseq_lowrank.attention.dropout import AttentionDropout
-from fairseq_lowrank.attention.inputs import InputSizes, check_layout, check_tensors, transposed
+from fairseq_lowrank.attention.inputs import InputSizes, check_dtype, check_layout, check_tensors, transposed
 from fairseq_lowrank.attention.masks import CAUSAL, attention_mask, repeat_heads, split_key_padding
 from fairseq_lowrank.attention.rotary import RotaryPositions, Rotation
 from fairseq_lowrank.attention.states import AttentionConfigInStateDict, StateConfig, record_initial_states
 from fairseq_lowrank.attention.torch_module import TorchMHACompat, refuse_torchscript
 from fairseq_lowrank.attention.watching import changed_call
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.ops import AttentionCall, AttentionMask
-from fairseq_lowrank.ops.attention import check_backend, compute, reference
+from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct
+from fairseq_lowrank.ops.attention import check_backend, check_device, compute, reference
 from fairseq_lowrank.ops.attention.call import check_rate
 from fairseq_lowrank.ops.attention.padding import is_right_padding
 from fairseq_lowrank.parts import AXES, MODULE_AXES, Context, LayerPart, LayerParts, Place, parts_of
-from fairseq_lowrank.parts.projection import KeyValueStates, Modules, merge_heads
-from fairseq_lowrank.parts.stages import Steps, by_step, declared, run, take_step
+from fairseq_lowrank.parts.projection import KeyValueStates, merge_heads
+from fairseq_lowrank.parts.stages import FilledSteps, Steps, declared, run, take_step
 
 
 class RegularizerInput(NamedTuple):
@@ -66,7 +66,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
             ``apply_during_inference``, like ``FairseqDropout``.
         rotary: turns projected queries and keys ``[B, H, T, D]`` by their positions ``[T]``, like
             :class:`~.rotary.RotaryPositions` or any function or module ``rotary(heads, positions)``. Positions count all keys from 0, padding and cached keys too.
-        wrap_projection: applied to each projection when it is built, e.g. fairseq's ``quant_noise``.
+        wrap_projection: applied to each projection when it is built, e.g. fairseq's ``quant_noise``; by default nothing is.
 
     Attributes:
         regulariser: sees the heads of every forward pass, see :class:`RegularizerInput`.
@@ -89,7 +89,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         *,
         dropout: float | nn.Module = 0.0,
         rotary: Rotation | None = None,
-        wrap_projection: Callable[[nn.Module], nn.Module] = lambda projection: projection,
+        wrap_projection: Callable[[nn.Module], nn.Module] | None = None,
     ) -> None:
         super().__init__()
         self.config, self.spec = config, config.spec
@@ -110,6 +110,8 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
             cross=config.encoder_decoder_attention,
             has_appended_keys=appended,
             max_positions=config.max_positions,
+            qk_norm=config.qk_norm,
+            depth=config.depth,
         )
         self.head_dim = self.projection.dims.head_dim
         self.score = config.spec.score_of(self.projection)
@@ -120,33 +122,33 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
 
         # Parameters are built and initialised in fairseq's order: the same seed gives the same weights as fairseq's module.
         def linear(inputs: int, outputs: int, bias: bool = config.bias) -> nn.Module:
-            return wrap_projection(nn.Linear(inputs, outputs, bias=bias))
+            projection = nn.Linear(inputs, outputs, bias=bias)
+            return projection if wrap_projection is None else wrap_projection(projection)
 
-        projections = self.score.build_projections(linear)
-        self._register(projections)
+        self._adopt(self.score.build_projections(linear))
         self.out_proj = linear(self.num_heads * self.projection.dims.value_dim, self.embed_dim)
         state_sizes, state_heads = self.score.state_sizes, self.projection.state_heads
         self._state_heads = {name: self.projection.state_groups.get(name, state_heads) for name in state_sizes}
         self.bias_k, self.bias_v = build_appended(state_sizes, state_heads, config.add_bias_kv)
         self._has_appended = appended
         self._score_heads = self.num_heads * config.spec.queries_per_head
-        self.rotary = rotary
+        chosen = self.projection.rotary_size if rotary is None else 0
+        # A projection with a size for rotary positions alone has them without being given any.
+        self.rotary = RotaryPositions() if 0 < chosen < self.projection.score_size else rotary
         self._check_choices()
         self._reset_projections()
-        self._built: tuple[str, ...] = (*projections, "dropout_module", "out_proj")
-        extra = self.projection.build_extra_parameters()
-        self._register(extra)
-        self._built += tuple(extra)
-        self.projection.reset_parameters(self._built_modules())
-        further = self.score.build_extra_parameters(linear)
-        self._register(further)
-        self._built += tuple(further)
-        self.score.reset_parameters(self._built_modules())
+        self._adopt(self.projection.build_extra_parameters())
+        self.projection.reset_parameters(self)
+        self._adopt(self.score.build_extra_parameters(linear))
+        self.score.reset_parameters(self)
         self.q_norm, self.k_norm = (
-            nn.RMSNorm(self.head_dim, eps=1e-6) if config.qk_norm else None for _ in ("query", "key")
+            nn.RMSNorm(self.projection.score_size, eps=1e-6) if config.qk_norm else None for _ in ("query", "key")
         )
+        # Keys that are computed from the cache in each step are normalised and turned after that.
+        self._late_keys = config.qk_norm and "key" not in self.score.state_sizes
         for axis in MODULE_AXES:
             setattr(self, axis, self._build_axis(axis))
+        self._filled_steps = FilledSteps.of(self, MODULE_AXES)
         self._call_settings, self._cancels_row_constants = config.spec.call_settings, config.spec.shift_invariant
         self.state_config = self._state_config()
         for name in self.state_config.markers:
@@ -155,7 +157,8 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         if config.backend != "auto":
             check_backend(config.backend, self._smallest_call())
 
-    def _register(self, built: dict[str, Any]) -> None:
+    def _adopt(self, built: dict[str, Any]) -> None:
+        """Register what the projection or the score function built, under fairseq's names."""
         for name, module in built.items():
             setattr(self, name, module)
 
@@ -172,17 +175,28 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         self.spec.check_place(Place(self.self_attention, self._has_appended, self.config.qk_norm, rotates))
         if not rotates:
             return
+        if not self.projection.rotary_size:
+            raise ValueError(
+                f"rotary with projection {self.spec.projection!r}: it caches no features that turn. Give their number, rotary_dim=N, or "
+                "remove rotary."
+            )
         if isinstance(self.rotary, RotaryPositions):
-            self.rotary.check_size(self.head_dim)
+            of_heads = self.projection.rotary_state == "key"
+            self.rotary.check_size(self.projection.rotary_size, "head_dim" if of_heads else "rotary_dim")
         if not self.self_attention or self._has_appended:
             raise ValueError(
                 "rotary needs queries and keys of one sequence, each with a position. Use self_attention=True, without "
                 "encoder_decoder_attention, add_bias_kv and add_zero_attn."
             )
 
-    def _built_modules(self) -> Modules:
-        modules = self._modules  # nn.Module finds an attribute there only after a slow search elsewhere
-        return {name: modules[name] if name in modules else getattr(self, name) for name in self._built}
+    def _filled(self) -> FilledSteps:
+        """Return which steps the parts fill. Any part may be replaced, removed or wrapped between two calls."""
+        filled = self._filled_steps
+        if not filled.is_of(self):
+            filled = FilledSteps.of(self, MODULE_AXES)
+            if not torch.compiler.is_compiling():
+                self._filled_steps = filled
+        return filled
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -191,9 +205,8 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
             if callable(reset := getattr(child, "reset_parameters", None)):
                 reset()
         self._reset_projections()
-        modules = self._built_modules()
-        self.projection.reset_parameters(modules)
-        self.score.reset_parameters(modules)
+        self.projection.reset_parameters(self)
+        self.score.reset_parameters(self)
         for name in self.state_config.markers:
             self.get_buffer(name).zero_()
 
@@ -267,8 +280,8 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
             key_padding_mask: ``[B, S]``, true at padding; a float one is added to the scores and hides where it is −inf.
             incremental_state: a dictionary that keeps keys and values of earlier steps while decoding.
             need_weights: return the weights that the layer used (mixed, before dropout), averaged over heads.
-            attn_mask: ``[T, S]`` float (added) or bool (hidden where true), :data:`~.masks.CAUSAL` or
-                :func:`~.masks.SlidingWindow`.
+            attn_mask: ``[T, S]`` float (added) or bool (hidden where true), :data:`~.masks.CAUSAL`,
+                :func:`~.masks.SlidingWindow` or :func:`~.masks.PackedDocuments`.
             before_softmax: return masked scores ``[B*H, T, S]`` and values ``[B*H, S, value_dim]`` instead.
             need_head_weights: return the weights of each head (implies ``need_weights``).
             is_causal: :data:`~.masks.CAUSAL` if there is no ``attn_mask``. With an ``attn_mask`` it changes nothing.
@@ -282,35 +295,39 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
             ValueError: tensors or masks that do not fit this layer.
         """
         refuse_torchscript()
-        if self._made_on_meta and not query.is_meta:
+        if self._made_on_meta and isinstance(query, Tensor) and not query.is_meta:
             self._check_values()
         check_tensors(self.input_sizes, query, key, value)
+        check_dtype(query, "query", self.q_proj)
+        if key is not query and key is not None:
+            check_dtype(key, "key", self.k_proj)
+        if value is not key and value is not None:
+            check_dtype(value, "value", self.v_proj)
         if self.batch_first:
             query, key, value = transposed(query, key, value)
+        hidden_keys, key_bias = split_key_padding(key_padding_mask)
         if key is not None and incremental_state is None:
-            check_layout(self.input_sizes, query, key, key_padding_mask, attn_mask, beams=self.beam_size > 1)
+            check_layout(self.input_sizes, query, key, hidden_keys, attn_mask, beams=self.beam_size > 1)
         need_weights = need_weights or need_head_weights
-        modules, parts = self._built_modules(), parts_of(self).values()
-        steps = by_step(parts)
-        key_padding_mask, key_bias = split_key_padding(key_padding_mask)
+        filled = self._filled()
+        steps = filled.steps
+        children: dict[str, Any] = self._modules  # a quick way to what nn.Module finds last among its attributes
         if key_bias is not None and incremental_state is not None:
             raise ValueError(
                 "a float key_padding_mask with incremental_state: what it adds is not cached. Use a bool mask, or attn_mask."
             )
 
         # Cached states: the tensors from which keys and values are made, with those of earlier steps.
-        states, key_padding_mask = self._key_value_states(
-            modules, steps, key, value, key_padding_mask, incremental_state
-        )
+        states, key_padding_mask = self._key_value_states(steps, key, value, hidden_keys, incremental_state)
 
         # Queries: those of the heads. The hypotheses of a sentence are further queries to its keys.
         queries, batch, _ = query.shape
         key_batch, _, keys, _ = next(iter(states.values())).shape
         beam = 1 if batch == key_batch else infer_beam_size(batch, key_batch, self.beam_size)
-        q = self._project_query(modules, steps, query)
+        q = self._project_query(steps, query)
         if beam > 1:
             q = join_beams(q, beam)
-        context = self._context(modules, parts, query, q, states, keys - queries, beam) if parts else Context()
+        context = self._context(filled, query, q, states, keys - queries, beam) if steps else Context()
 
         # The mask: which keys each query sees.
         query_padding = None
@@ -319,6 +336,10 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         if is_causal and attn_mask is None:
             attn_mask = CAUSAL
         mask = attention_mask(attn_mask, key_padding_mask, (key_batch, self.num_heads, queries, keys), key_bias)
+        if mask.documents is not None and self.encoder_decoder_attention:
+            raise ValueError(
+                "attn_mask of documents in cross attention: queries have no position among the keys. Use a mask [B, H, T, S]."
+            )
         if mask.additive is not None:
             mask = repeat_heads(mask, self.num_heads, self.spec.queries_per_head)
         if self._has_appended:
@@ -328,34 +349,36 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
 
         # Scores and probabilities.
         if before_softmax:
-            call = self._call(modules, steps, q, states, mask, keep_row_constants=True)
+            call = self._call(steps, q, states, mask, keep_row_constants=True)
             call = take_step(steps, "call", call, context.widened())
             scores = reference.masked_scores(call).expand(-1, self._score_heads, -1, -1)
-            values = self.projection.expand_values(modules, states)
+            values = self.projection.expand_values(self, states)
             return split_beams(scores, beam).flatten(0, 1), values.flatten(0, 1)
 
         if self.self_attention and mask.causal and mask.key_padding is not None and not need_weights:
             # Queries at real positions see none of the padding to their right.
             mask = mask.replace(key_padding=None) if is_right_padding(mask.key_padding) else mask
-        dropout = modules["dropout_module"]
+        dropout = children["dropout_module"]
         dropout_p = dropout.p if self.training or getattr(dropout, "apply_during_inference", False) else 0.0
-        call = self._call(modules, steps, q, states, mask, dropout_p=dropout_p, need_weights=need_weights)
+        call = self._call(steps, q, states, mask, dropout_p=dropout_p, need_weights=need_weights)
         check = mask.additive is not None or isinstance(attn_mask, AttentionMask)
 
         def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
             if check:
                 call.check()
             call = changed_call(self, call)
+            if need_weights and self.backend != "auto":
+                check_device(self.backend, call)  # fused kernels have no weights, so another backend computes them
             heads, weights = compute(call, "auto" if need_weights else self.backend)
             if self.regulariser is not None:
                 heads = self.regulariser(RegularizerInput(self, call, heads, query_padding))
-            heads = self.projection.finalize_heads(modules, heads, call)
+            heads = self.projection.finalize_heads(self, heads, call)
             if heads.size(1) != self._score_heads:
                 heads = heads.expand(-1, self._score_heads, -1, -1)
             return heads, None if weights is None else weights.expand(-1, self._score_heads, -1, -1)
 
         heads, weights = run(steps, call, context, attend)
-        output = modules["out_proj"](merge_heads(heads if beam == 1 else split_beams(heads, beam)))
+        output = children["out_proj"](merge_heads(heads if beam == 1 else split_beams(heads, beam)))
         if self.batch_first:
             output = output.transpose(0, 1)
         if weights is None:
@@ -367,11 +390,11 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
 
     def project_query(self, query: Tensor) -> Tensor:
         """Return the queries that mixing reads, ``[B, H, T, D]``, for ``query [T, B, embed_dim]``."""
-        q = self._project_query(self._built_modules(), by_step(parts_of(self).values()), query)
+        q = self._project_query(self._filled().steps, query)
         return q.expand(-1, self._score_heads, -1, -1)
 
-    def _project_query(self, modules: Modules, steps: Steps, query: Tensor) -> Tensor:
-        q = self.score.project_query(modules, query)
+    def _project_query(self, steps: Steps, query: Tensor) -> Tensor:
+        q = self.score.project_query(self, query)
         if q.size(1) != self._score_heads:
             self._check_heads(q)
         if "queries" in steps:
@@ -390,8 +413,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
 
     def _context(
         self,
-        modules: Modules,
-        parts: Iterable[nn.Module],
+        filled: FilledSteps,
         query: Tensor,
         q: Tensor,
         states: KeyValueStates,
@@ -400,21 +422,18 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
     ) -> Context:
         """Return what parts may read. Heads that are copies of each other are made several."""
         inputs = own_values = None
-        for part in parts:
-            part = declared(part)
-            if part.reads_inputs and inputs is None:
-                inputs = query.transpose(0, 1)
-                inputs = inputs if beam == 1 else join_beams(inputs[:, None], beam)[:, 0]
-            if part.reads_own_value and own_values is None:
-                own = {name: cached[:, :, -query.size(0) :] for name, cached in states.items()}
-                own_values = self.projection.expand_values(modules, own)
+        if filled.reads_inputs:
+            inputs = query.transpose(0, 1)
+            inputs = inputs if beam == 1 else join_beams(inputs[:, None], beam)[:, 0]
+        if filled.reads_own_value:
+            own = {name: cached[:, :, -query.size(0) :] for name, cached in states.items()}
+            own_values = self.projection.expand_values(self, own)
         if q.size(1) != self._score_heads:
             q = q.expand(-1, self._score_heads, -1, -1)
         return Context(inputs, q, states, first, beam, own_values)
 
     def _key_value_states(
         self,
-        modules: Modules,
         steps: Steps,
         key: Tensor | None,
         value: Tensor | None,
@@ -429,20 +448,20 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
                     "key and value may be None only together, and only if incremental_state has saved ones. Pass both."
                 )
             return cache.tensors, cache.padding
-        states = self.score.project_key_value(modules, key, value)
+        states = self.score.project_key_value(self, key, value)
         for name, heads in self._state_heads.items():
             if states[name].size(1) < heads:  # fewer heads would be read as groups of heads
                 raise _split(f"heads of {name}", states[name].size(1), heads)
         if "states" in steps:
             first = 0 if (known := self.cache.get(state)) is None else known.length
             states = take_step(steps, "states", states, Context(key.transpose(0, 1), first=first).widened())
-        if self.k_norm is not None:
+        if self.k_norm is not None and not self._late_keys:
             states["key"] = self.k_norm(states["key"])
-        if self.rotary is not None:
-            cache = self.cache.get(state)
-            first = 0 if cache is None else cache.tensors["key"].size(2)
-            keys = states["key"]
-            states["key"] = self.rotary(keys, torch.arange(first, first + keys.size(2), device=keys.device))
+        if self.rotary is not None and not self._late_keys:
+            first = 0 if (cache := self.cache.get(state)) is None else cache.length
+            keys = states[self.projection.rotary_state]
+            positions = torch.arange(first, first + keys.size(2), device=keys.device)
+            states[self.projection.rotary_state] = self.rotary(keys, positions)
         if state is None:
             return states, padding
         cache = self.cache.update(state, states, padding)
@@ -450,7 +469,6 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
 
     def _call(
         self,
-        modules: Modules,
         steps: Steps,
         q: Tensor,
         states: KeyValueStates,
@@ -474,7 +492,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         for part in steps.get("call", ()):
             rows_sum_to_one &= declared(part).rows_sum_to_one
         scores, values = self.score.attention_inputs(
-            modules,
+            self,
             turned,
             states,
             mask,
@@ -482,6 +500,8 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
             keep_row_constants=keep_row_constants or not self._cancels_row_constants,
             rows_sum_to_one=rows_sum_to_one,
         )
+        if self._late_keys and isinstance(scores, DotProduct):
+            scores = scores.replace(k=self._finished_keys(scores.k))
         return AttentionCall(
             scores, values, mask, dropout_p=dropout_p, need_weights=need_weights, **self._call_settings
         )
@@ -489,21 +509,32 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
     def _rotated(self, q: Tensor, states: KeyValueStates, mask: AttentionMask) -> Tensor:
         """Return queries whose last one has the position of the last key; several beams count from the same position."""
         assert self.rotary is not None
-        count, first = mask.visible_prefix(q.size(2), states["key"].size(2))
-        return self.rotary(q, torch.arange(first, first + count, device=q.device).repeat(mask.query_repeats))
+        count, first = mask.visible_prefix(q.size(2), states[self.projection.rotary_state].size(2))
+        return self._turn(q, torch.arange(first, first + count, device=q.device).repeat(mask.query_repeats))
+
+    def _finished_keys(self, keys: Tensor) -> Tensor:
+        """Return normalised keys ``[B, H, S, D]``, turned by their positions if the layer has positions."""
+        assert self.k_norm is not None
+        keys = self.k_norm(keys)
+        return keys if self.rotary is None else self._turn(keys, torch.arange(keys.size(2), device=keys.device))
+
+    def _turn(self, heads: Tensor, positions: Tensor) -> Tensor:
+        """Return queries or keys whose last features are turned by their positions."""
+        assert self.rotary is not None
+        if (size := self.projection.rotary_size) == heads.size(3):
+            return self.rotary(heads, positions)
+        return torch.cat([heads[..., :-size], self.rotary(heads[..., -size:], positions)], dim=-1)
 
     @torch.no_grad()
     def _smallest_call(self) -> AttentionCall:
         """Build the call for one query and one key."""
         q = torch.empty(1, self._score_heads, 1, self.projection.query_size)
         states = {name: torch.empty(1, heads, 1, size) for name, (heads, size) in self.cached_sizes.items()}
-        modules = self._built_modules()
         training = {module: module.training for module in self.modules()}
         self.eval()  # in training mode, a projection wrapped in quantisation noise draws numbers
-        parts, query = parts_of(self).values(), torch.empty(1, 1, self.embed_dim)
-        steps = by_step(parts)
-        call = self._call(modules, steps, q, states, AttentionMask(), dropout_p=self.dropout_module.p)
-        call = take_step(steps, "call", call, self._context(modules, parts, query, q, states, 0, 1))
+        filled, query = self._filled(), torch.empty(1, 1, self.embed_dim)
+        call = self._call(filled.steps, q, states, AttentionMask(), dropout_p=self.dropout_module.p)
+        call = take_step(filled.steps, "call", call, self._context(filled, query, q, states, 0, 1))
         for module, mode in training.items():
             module.training = mode
         return call
@@ -533,7 +564,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
             "qk_norm": self.config.qk_norm,
             "rotary": self.rotary is not None,
         }
-        config |= {name: getattr(self.spec, name) for name, axis in AXES.items() if axis.choices is not None}
+        config |= {name: getattr(self.spec, name) for name, axis in AXES.items() if axis.is_recorded}
         parts: dict[str, LayerPart] = parts_of(self)
         for part in (self.projection, self.score, *parts.values()):
             config |= {option.name: getattr(part, option.name) for option in part.options if not option.choices}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -28,13 +29,53 @@ def SlidingWindow(size: int) -> AttentionMask:
     return AttentionMask(causal=True, window=size)
 
 
+def PackedDocuments(
+    *, cu_seqlens: Tensor | Sequence[int] | None = None, ids: Tensor | None = None, causal: bool = True
+) -> AttentionMask:
+    """Return an ``attn_mask`` under which a query sees the keys of the same document alone, without a T×T tensor.
+
+    Give ``cu_seqlens`` or ``ids``. Outputs are those of the documents one by one, if scores depend on distances and not on absolute
+    positions.
+
+    Args:
+        cu_seqlens: ``[N + 1]``, where each of N documents begins in a row of S positions, and S at the end: 0 ≤ … ≤ S. All rows of
+            a batch have these documents.
+        ids: ``[S]`` or ``[B, S]`` integers, the document of each position, cached keys too.
+        causal: a query sees no later key.
+
+    Raises:
+        ValueError: both or none are given, or they have another shape, dtype or order.
+    """
+    if (cu_seqlens is None) == (ids is None):
+        raise ValueError("PackedDocuments: give one of cu_seqlens and ids.")
+    if ids is None:
+        starts = torch.as_tensor(cu_seqlens)
+        if starts.dim() != 1 or len(starts) < 2 or starts.is_floating_point() or starts.dtype == torch.bool:
+            raise ValueError(f"cu_seqlens of shape {list(starts.shape)} and {starts.dtype}: expected integers [N + 1]")
+        lengths = starts.diff()
+        if int(starts[0]) != 0 or bool((lengths < 0).any()):
+            raise ValueError(f"cu_seqlens={starts.tolist()}: expected numbers from 0 that do not fall")
+        ids = torch.arange(len(lengths), device=starts.device).repeat_interleave(lengths)
+    if ids.dim() not in (1, 2) or ids.is_floating_point() or ids.dtype == torch.bool:
+        raise ValueError(f"ids of shape {list(ids.shape)} and {ids.dtype}: expected integers [S] or [B, S]")
+    return AttentionMask(causal=causal, documents=ids if ids.dim() == 2 else ids[None])
+
+
 def split_key_padding(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """Return where a key_padding_mask ``[B, S]`` hides keys (bool), and what it adds to their scores, or None for each.
 
     Like torch, a float mask is added to the scores; it hides where it is −inf. Other masks hide where they are not 0.
+
+    Raises:
+        ValueError: a mask without two dimensions.
     """
-    if mask is None or not mask.is_floating_point():
-        return None if mask is None else mask.to(torch.bool), None
+    if mask is None:
+        return None, None
+    if not isinstance(mask, Tensor) or mask.dim() != 2:
+        kind = f"of shape {list(mask.shape)}" if isinstance(mask, Tensor) else f"is a {type(mask).__name__}"
+        raise ValueError(f"key_padding_mask {kind}: expected a tensor [batch, keys]")
+    if not mask.is_floating_point():
+        return mask.to(torch.bool), None
     hidden = hides(mask)
     added = mask.masked_fill(hidden, 0.0)
     if hides_values(mask) or mask.requires_grad or bool(added.any()):
@@ -51,7 +92,7 @@ def attention_mask(
     """Return the mask of scores ``[B, H, T, S]`` = ``shape``.
 
     Args:
-        attn_mask: :data:`CAUSAL` (also as ``"causal"``), :func:`SlidingWindow` or another mask of their kind, or a tensor ``[T, S]``,
+        attn_mask: :data:`CAUSAL` (also as ``"causal"``), :func:`SlidingWindow`, :func:`PackedDocuments` or another mask of their kind, or a tensor ``[T, S]``,
             ``[B*H, T, S]`` or ``[B, H, T, S]``, bool or float as in :class:`~fairseq_lowrank.ops.AttentionMask`. A
             causal tensor is recognised.
         key_padding_mask: ``[B, S]``, true (or non-zero) at padding.
@@ -72,7 +113,9 @@ def attention_mask(
     if key_padding_mask is not None:
         key_padding_mask = key_padding_mask.to(torch.bool)
         if key_padding_mask.shape != (batch, keys):
-            raise ValueError(f"key_padding_mask of shape {list(key_padding_mask.shape)}: expected [{batch}, {keys}]")
+            raise ValueError(
+                f"key_padding_mask of shape {list(key_padding_mask.shape)}: expected [batch, keys] = [{batch}, {keys}]"
+            )
     if attn_mask is None:
         return _NOTHING_HIDDEN if key_padding_mask is None else AttentionMask(False, key_padding_mask)
     if isinstance(attn_mask, str):
@@ -86,6 +129,8 @@ def attention_mask(
         if attn_mask.key_padding is not None and key_padding_mask is not None:
             key_padding_mask = key_padding_mask | attn_mask.key_padding
         return attn_mask if key_padding_mask is None else attn_mask.replace(key_padding=key_padding_mask)
+    if not isinstance(attn_mask, Tensor):
+        raise ValueError(f"attn_mask is a {type(attn_mask).__name__}: expected a tensor, None or 'causal'")
     if attn_mask.dtype == torch.uint8:
         attn_mask = attn_mask.to(torch.bool)
     if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
@@ -96,8 +141,8 @@ def attention_mask(
         attn_mask = attn_mask.view(batch, heads, queries, keys)
     elif attn_mask.dim() not in (2, 4) or attn_mask.shape[-2:] != (queries, keys):
         raise ValueError(
-            f"attn_mask of shape {list(attn_mask.shape)}: expected [{queries}, {keys}], "
-            f"[{batch * heads}, {queries}, {keys}] or [{batch}, {heads}, {queries}, {keys}]"
+            f"attn_mask of shape {list(attn_mask.shape)}: expected [queries, keys] = [{queries}, {keys}], [batch * heads, queries, "
+            f"keys] = [{batch * heads}, {queries}, {keys}] or [batch, heads, queries, keys] = [{batch}, {heads}, {queries}, {keys}]"
         )
     return AttentionMask(False, key_padding_mask, attn_mask)
 

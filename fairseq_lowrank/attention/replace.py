@@ -11,23 +11,25 @@ from torch.nn.utils import parametrize
 from fairseq_lowrank.attention.build import build_attention
 from fairseq_lowrank.attention.layer import MultiheadAttention
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.parts import METHODS
+from fairseq_lowrank.parts.part import Value
 
 
-def replace_attention(module: nn.Module, preset: str, *, backend: str = "auto", **axes: int | str | None) -> nn.Module:
+def replace_attention(module: nn.Module, preset: str, *, backend: str = "auto", **axes: Value) -> nn.Module:
     """Replace every ``torch.nn.MultiheadAttention`` inside a module, keep its weights, and return the module.
 
     Args:
         module: any module, such as ``nn.TransformerEncoder``, ``nn.Transformer`` or one of your own. If it is an
             ``nn.MultiheadAttention`` itself, the new layer is returned.
         preset: one of :data:`~fairseq_lowrank.attention.PRESETS` that has the weights of ``nn.MultiheadAttention``: ``mha``, the mixing
-            presets and ``talking-heads``.
+            methods and ``talking-heads``.
         backend: see :func:`~fairseq_lowrank.attention.build_attention`.
-        axes: axis values that override the preset's.
+        axes: values that override the method's, see :func:`~fairseq_lowrank.attention.build_attention`.
 
     Mixing is initialised to the identity, so outputs do not change. Nothing is replaced if one layer cannot be.
 
     Raises:
-        UserError: a layer's weights do not fit the preset, the module has no ``nn.MultiheadAttention``, or one with what a new
+        UserError: a layer's weights do not fit the method, the module has no ``nn.MultiheadAttention``, or one with what a new
             layer cannot keep: hooks, a parametrisation such as ``weight_norm``, quantisation, parameters that another layer shares,
             or a class derived from it.
     """
@@ -46,6 +48,12 @@ def replace_attention(module: nn.Module, preset: str, *, backend: str = "auto", 
     if not theirs:
         raise UserError(
             f"{type(module).__name__} holds no torch.nn.MultiheadAttention, so there is nothing to replace. Give a model that has one."
+        )
+    need = METHODS[preset].needs if preset in METHODS else None
+    if need is not None and need.axis not in axes:
+        raise UserError(
+            f"attention {preset!r} needs {need.what}, so its projections are not those of torch.nn.MultiheadAttention. "
+            "Choose a method with the projections of mha, such as mixhead-b."
         )
     made: dict[nn.Module, MultiheadAttention] = {}
     for name, part in theirs.items():
@@ -123,7 +131,7 @@ def _replacement(
             there = "has no such weight" if found is None else f"has {list(found)}"
             raise UserError(
                 f"{name or type(part).__name__}: attention {preset!r} {there} where {key} is {list(shape)}. "
-                "Choose a preset with the projections of mha, such as mixhead-b."
+                "Choose a method with the projections of mha, such as mixhead-b."
             )
     layer.load_state_dict(part.state_dict())
     layer.train(part.training)

@@ -24,14 +24,14 @@ class RotaryPositions(nn.Module):
         super().__init__()
         self.base = base
 
-    def check_size(self, head_dim: int) -> None:
-        """Check the size of heads, when a layer is built.
+    def check_size(self, size: int, name: str = "head_dim") -> None:
+        """Check the number of features that turn, the argument ``name``, when a layer is built.
 
         Raises:
             ValueError: it is odd.
         """
-        if head_dim % 2:
-            raise ValueError(f"head_dim={head_dim}: rotary positions turn pairs of features. Choose an even head size.")
+        if size % 2:
+            raise ValueError(f"{name}={size}: rotary positions turn pairs of features. Choose an even number.")
 
     def forward(self, heads: Tensor, positions: Tensor) -> Tensor:
         """Return turned heads ``[B, H, T, D]``; D is even.

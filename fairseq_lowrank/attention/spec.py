@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import FrozenInstanceError
-from numbers import Integral
 from typing import Any
 
 import fairseq_lowrank.methods  # noqa: F401  registers the methods
@@ -22,6 +21,7 @@ from fairseq_lowrank.parts import (
     ScoreFunction,
 )
 from fairseq_lowrank.parts.parameters import exempt_from_decay
+from fairseq_lowrank.parts.part import Value, check_size, check_value
 
 LARGEST_PROJECTION = 2**31
 """The most numbers that the weight of one projection may hold (8 GiB in float32): more is a mistake in a size."""
@@ -37,18 +37,14 @@ class AttentionSpec:
         ValueError: an unknown axis or value, or values that do not go together.
     """
 
-    def __init__(self, **choices: int | str | None) -> None:
+    def __init__(self, **choices: Value) -> None:
         if unknown := choices.keys() - AXES.keys():
             raise ValueError(
                 f"unknown attention axis {', '.join(sorted(unknown))}: expected {', '.join(AXES)}.{did_you_mean(min(unknown), AXES)}"
             )
         for name, axis in AXES.items():
             value = choices.get(name)
-            if axis.type is bool and not isinstance(value, bool | None):
-                raise ValueError(f"{name}={value!r}: expected True or False")
-            if axis.type is int and value is not None:
-                _check_size(name, value)
-            value = axis.default if value is None else value
+            value = axis.default if value is None else check_value(name, axis.type, value)
             if axis.choices is not None and value not in tuple(axis):
                 raise ValueError(
                     f"{name}={value!r}: expected one of {', '.join(axis)}.{did_you_mean(value, axis)} {IMPORT_PLUGIN}"
@@ -70,7 +66,7 @@ class AttentionSpec:
         """The values that differ from those of plain attention."""
         return {name: value for name, value in vars(self).items() if value != AXES[name].default}
 
-    def replace(self, **choices: int | str | None) -> AttentionSpec:
+    def replace(self, **choices: Value) -> AttentionSpec:
         """Return a spec with other values; ``None`` is the default."""
         return AttentionSpec(**self.choices | choices)
 
@@ -82,6 +78,10 @@ class AttentionSpec:
 
     def __repr__(self) -> str:
         return f"AttentionSpec({', '.join(f'{name}={value!r}' for name, value in self.choices.items())})"
+
+    def is_default(self, *axes: str) -> bool:
+        """Return True if the choices on these axes are those of plain attention."""
+        return all(getattr(self, axis) == AXES[axis].default for axis in axes)
 
     @property
     def parts(self) -> Iterator[tuple[str, Any]]:
@@ -137,14 +137,26 @@ class AttentionSpec:
                 f"{self.mixing!r} and score mixing {self.score_mixing!r} cannot mix. Remove the mixing, or head_output."
             )
 
+        if output is not None and self.keys_per_head > 1 and "head_map" in parts:
+            raise ValueError(
+                f"head_output={self.head_output!r} has {self.keys_per_head} heads of keys for each output, which head_map "
+                f"{self.head_map!r} cannot map. Remove one of the two."
+            )
+
     @property
     def queries_per_head(self) -> int:
         """How many heads of queries make the output of one head."""
         output = PARTS["head_output"][self.head_output]
         return 1 if output is None else output.heads_per_output
 
+    @property
+    def keys_per_head(self) -> int:
+        """How many heads of keys make the output of one head."""
+        output = PARTS["head_output"][self.head_output]
+        return 1 if output is None else output.keys_per_output(**self.options_of(output))
+
     @classmethod
-    def from_preset(cls, preset: str, **axes: int | str | None) -> AttentionSpec:
+    def from_preset(cls, preset: str, **axes: Value) -> AttentionSpec:
         """Return the spec of a preset; each axis in ``axes`` that is not ``None`` overrides it.
 
         Raises:
@@ -152,14 +164,14 @@ class AttentionSpec:
         """
         if preset not in PRESETS:
             raise ValueError(
-                f"attention preset {preset!r}: expected one of {', '.join(PRESETS)}.{did_you_mean(preset, PRESETS)} {IMPORT_PLUGIN}"
+                f"attention method {preset!r}: expected one of {', '.join(PRESETS)}.{did_you_mean(preset, PRESETS)} {IMPORT_PLUGIN}"
             )
         chosen: dict[str, Any] = {axis: value for axis, value in axes.items() if value is not None}
         need = METHODS[preset].needs
         if need is not None and need.axis not in chosen:
             flag = AXES[need.axis].flag.replace("_", "-")
             raise ValueError(
-                f"attention preset {preset!r} needs {need.what}: {need.advice}. Give it with --{flag} N, or {need.axis}=N."
+                f"attention method {preset!r} needs {need.what}: {need.advice}. Give it with --{flag} N, or {need.axis}=N."
             )
         return cls(**PRESETS[preset] | chosen)
 
@@ -212,8 +224,15 @@ class AttentionSpec:
             ValueError: embed_dim is not divisible by num_heads and no head size is given, or the projection
                 cannot work with these sizes.
         """
-        for name, size in (("embed_dim", embed_dim), ("num_heads", num_heads), ("kdim", kdim), ("vdim", vdim)):
-            _check_size(name, size)
+        sizes = {
+            "embed_dim": embed_dim,
+            "num_heads": num_heads,
+            "kdim": kdim,
+            "vdim": vdim,
+            "depth": place.get("depth", 1),
+        }
+        for name, size in sizes.items():
+            check_size(name, size)
         head_dim = self.head_dim
         if head_dim is None:
             if embed_dim % num_heads:
@@ -243,6 +262,7 @@ class AttentionSpec:
             vdim=vdim,
             key_value_heads=self.key_value_heads,
             queries_per_head=self.queries_per_head,
+            keys_per_head=self.keys_per_head,
             **place,
         )
         return part(dims, **options)
@@ -261,8 +281,3 @@ class AttentionSpec:
                 f"that make at most {LARGEST_PROJECTION:,}"
             )
         return score
-
-
-def _check_size(name: str, size: object) -> None:
-    if not isinstance(size, Integral) or isinstance(size, bool) or size < 1:
-        raise ValueError(f"{name}={size!r}: expected a positive integer")

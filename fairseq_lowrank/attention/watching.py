@@ -1,7 +1,7 @@
-"""Functions that see or change the calls of attention modules in one thread, while a context is open.
+"""Functions that see or change the calls of attention modules, in one thread and while a context is open.
 
-They are not attributes of a module: another thread that calls the same module computes its own calls, unchanged. What a backward
-pass computes again in a separate thread, as on a GPU, is unchanged too.
+They are not attributes of a module: another thread that calls the same module computes unchanged calls. So does a backward pass that
+computes them again in another thread, as on a GPU.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _open = _Open()
 
 
 def changing_calls(functions: Mapping[nn.Module, Change]) -> contextlib.AbstractContextManager[None]:
-    """Let each module compute ``function(call)`` instead of the layer's call, in this thread and while the context is open."""
+    """Let each module compute ``function(call)`` in place of its call, in this thread and while the context is open."""
     return _opened("changes", functions)
 
 

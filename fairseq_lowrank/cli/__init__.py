@@ -15,11 +15,42 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from fairseq_lowrank import __version__, importing, messages
 from fairseq_lowrank.cli import _output
 from fairseq_lowrank.progress import Progress
+
+
+class Group(NamedTuple):
+    """A group of subcommands in ``--help``: its title, an example, and the names of its commands."""
+
+    title: str
+    example: str
+    commands: tuple[str, ...]
+
+
+GROUPS = (
+    Group("Start here: measure", "measure checkpoint_best.pt --quick", ("measure",)),
+    Group(
+        "Understand a model",
+        "advise checkpoint_best.pt",
+        ("advise", "inspect", "spectrum", "params", "architectures"),
+    ),
+    Group(
+        "Train",
+        "launch --workers 2 -- fairseq-train DATA --arch ARCH …",
+        ("launch", "hydra-train", "import-bert", "wordpieces", "user-dir"),
+    ),
+    Group(
+        "Use a model",
+        "translate checkpoint_best.pt text.de --data DATA",
+        ("translate", "predict", "average", "convert", "export"),
+    ),
+    Group("Keep and compare results", "compare results.jsonl --pair mha mixhead-a", ("record", "compare", "report")),
+    Group("Check the installation", "env", ("env", "check-kernels")),
+)
+"""Every subcommand, in the order of ``--help``."""
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -51,7 +82,7 @@ def command_modules(package: ModuleType) -> dict[str, ModuleType]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand of ``fairseq-lowrank`` and return its exit status."""
     description = "Tools for attention and its low-rank bottleneck in fairseq."
-    return run_subcommand("fairseq-lowrank", description, sys.modules[__name__], argv, takes_user_dir=True)
+    return run_subcommand("fairseq-lowrank", description, sys.modules[__name__], argv, GROUPS, takes_user_dir=True)
 
 
 def run_subcommand(
@@ -59,6 +90,7 @@ def run_subcommand(
     description: str,
     package: ModuleType,
     argv: Sequence[str] | None = None,
+    groups: Sequence[Group] = (),
     *,
     takes_user_dir: bool = False,
 ) -> int:
@@ -67,10 +99,19 @@ def run_subcommand(
     Args:
         program: the name of the program in usage and error lines.
         package: the package with a module for each subcommand.
+        groups: the groups of subcommands in ``--help``; by default they are one list.
         takes_user_dir: offer ``--user-dir``, for models of another plugin of fairseq.
     """
     _output.print_safely()
-    parser = argparse.ArgumentParser(prog=program, description=description)
+    modules = command_modules(package)
+    usage = f"{program} [-h] [--version] {'[--user-dir DIR] ' if takes_user_dir else ''}COMMAND …"
+    parser = argparse.ArgumentParser(
+        prog=program,
+        usage=usage,
+        description=description,
+        epilog=_list_commands(program, modules, groups),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     user_dir: dict[str, Any] = {
         "type": Path,
@@ -79,12 +120,17 @@ def run_subcommand(
     }
     if takes_user_dir:
         parser.add_argument("--user-dir", **user_dir)
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=CommandParser)
-    modules = command_modules(package)
+    subparsers = parser.add_subparsers(
+        dest="command",
+        metavar="COMMAND",
+        required=True,
+        parser_class=CommandParser,
+        prog=program,
+        help=argparse.SUPPRESS,
+    )
     for name, module in modules.items():
         command = subparsers.add_parser(
             name,
-            help=module.HELP,
             description=module.__doc__,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
@@ -92,11 +138,13 @@ def run_subcommand(
         module.add_arguments(command)
         if takes_user_dir:
             command.add_argument("--user-dir", **user_dir, default=argparse.SUPPRESS)
+    _check_command(parser, modules, argv)
     args, flags = parser.parse_known_args(argv)
     if getattr(modules[args.command], "TAKES_FLAGS", False):
         args.flags = flags
     elif flags:
-        parser.error(f"unrecognized arguments: {' '.join(flags)}")
+        declared = subparsers.choices[args.command]._option_string_actions
+        parser.error(f"unrecognized arguments: {' '.join(flags)}.{messages.did_you_mean(flags[0], declared)}")
     # fairseq's wav2vec sets the level DEBUG for every library when it is imported. The first call of basicConfig wins.
     logging.basicConfig(level=logging.WARNING)
     logging.root.setLevel(logging.WARNING)
@@ -123,6 +171,27 @@ def run_subcommand(
         ):  # the output may be a file, and cannot be flushed
             _output.discard_output()
         return messages.report(error, f"{program} {args.command}")
+
+
+def _list_commands(program: str, modules: dict[str, ModuleType], groups: Sequence[Group]) -> str:
+    """Return the text of ``--help`` on the subcommands."""
+    width, lines = max(map(len, modules)), []
+    for title, example, names in groups or [Group("Commands", "", tuple(modules))]:
+        lines += [title, *([f"    {program} {example}"] if example else [])]
+        lines += [f"  {name:<{width}}  {modules[name].HELP}" for name in names] + [""]
+    return "\n".join([*lines, f"'{program} COMMAND --help' explains a command and its flags."])
+
+
+def _check_command(parser: argparse.ArgumentParser, modules: dict[str, ModuleType], argv: Sequence[str] | None) -> None:
+    """Refuse a subcommand that does not exist, with the closest name."""
+    first = argparse.ArgumentParser(prog=parser.prog, usage=parser.usage, add_help=False)
+    first.add_argument("--user-dir")
+    first.add_argument("command", nargs="?")
+    name = first.parse_known_args(argv)[0].command
+    if name is not None and name not in modules:
+        parser.error(
+            f"invalid choice: {name!r}: expected one of {', '.join(modules)}.{messages.did_you_mean(name, modules)}"
+        )
 
 
 def import_plugin(folder: Path) -> None:

@@ -105,6 +105,7 @@ def random_calls(
     import torch
 
     from fairseq_lowrank.ops import AttentionMask, PositionwiseMixing, StaticMixing
+    from fairseq_lowrank.ops.activation import ACTIVATIONS
     from fairseq_lowrank.ops.attention.selfcheck import random_call
 
     generator = torch.Generator().manual_seed(seed)
@@ -122,7 +123,7 @@ def random_calls(
         sizes = one_of(*groups), one_of(*groups), number(1, 128), number(1, 128)
         rules = one_of(None, StaticMixing), one_of(None, StaticMixing, PositionwiseMixing)
         masks = one_of(True, False), one_of(True, False), one_of("none", "none", "bool", "float")
-        drawn.append((heads, sizes, rules, masks, one_of("softmax", "sigsoftmax")))
+        drawn.append((heads, sizes, rules, masks, one_of(*ACTIVATIONS)))
     for index in range(count):
         heads, (key_groups, value_groups, dim, value_dim), rules, (causal, padded, kind), activation = drawn[
             index % len(drawn)
@@ -147,13 +148,14 @@ def common_calls(device: torch.device) -> dict[str, AttentionCall]:
     import torch
 
     from fairseq_lowrank.ops import AttentionMask, PositionwiseMixing, StaticMixing
+    from fairseq_lowrank.ops.activation import ACTIVATIONS
     from fairseq_lowrank.ops.attention.selfcheck import random_call
 
     kinds = {
         "static mixing": ((None, StaticMixing), "softmax"),
         "mixing by query": ((None, PositionwiseMixing), "softmax"),
         "mixing before and after": ((StaticMixing, StaticMixing), "softmax"),
-        "sigsoftmax": ((None, None), "sigsoftmax"),
+        **{name: ((None, None), name) for name in ACTIVATIONS if name != "softmax"},
     }
     generator, sizes = torch.Generator().manual_seed(0), (8, 8, 40, 40, 64, 64)
     return {

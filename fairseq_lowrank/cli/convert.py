@@ -1,16 +1,18 @@
 """Convert a checkpoint's attention to another one with the same outputs, or report the difference.
 
-Head mixing: the mixing can become more general, with the same outputs:
+The attention gets parts that it lacks. This works from any projection with any part that starts as the identity:
 
+  mha → gated, xsa, dcmha, talking-heads, score-gain, mea, …   the outputs are the same at first
   mha → gain, mixhead-a, mixhead-b             mixing is the identity at first
   gain, avghead, mixhead-random → mixhead-a    the matrix becomes a parameter
   … → mixhead-b                                the part that depends on the query is 0 at first
 
-It can become less general if the outputs stay the same. M becomes part of the output projection:
+It loses parts if the outputs stay the same. A part that is still the identity is left out, and others are folded:
 
   gain → mha, any mixing whose M is diagonal → mha or gain
   any M → no mixing, if heads share one value: mqa, sha, mhe-mul
   mixhead-b → mixhead-a, if the part that depends on the query is 0
+  score-gain, knocking-linear, mea, headmix → mha
 
 Sizes of heads, for standard attention:
 
@@ -18,20 +20,22 @@ Sizes of heads, for standard attention:
   gqa → mha, or more --key-value-heads   exact: heads of keys and values are repeated
   mha → gqa --key-value-heads N      not exact: each new head is a mean of old heads
 
-Between methods:
+Projections:
 
-  mqa, sha, skv, el, mhe-add, mhe-mul, lrkv, collaborative, mfa, knocking-linear, mea → mha   exact
+  mqa, sha, skv, el, mhe-add, mhe-mul, lrkv, collaborative, mfa → mha   exact
   mha → lrkv --rank R, collaborative --shared-dim N    by singular values, exact at full rank, which is the default
   mha → mla --latent-dim N                             by singular values, not exact because of the norm of the latent
 
 Other conversions are refused with the reason. --data DIR measures the difference of the outputs. A stock fairseq checkpoint
-keeps its architecture.
+keeps its architecture. Other attention flags of fairseq-train go behind the checkpoint, such as --attention-sites.
 
   fairseq-lowrank convert checkpoint_best.pt --attention mixhead-b --output mixhead-b.pt
   fairseq-lowrank convert mqa-mixed.pt --head-mixing none --output mqa.pt
   fairseq-lowrank convert checkpoint_best.pt --attention gqa --key-value-heads 2 --data DATA --output gqa.pt
+  fairseq-lowrank convert checkpoint_best.pt --attention xsa --attention-sites encoder,decoder --output xsa.pt
 """
 
+import argparse
 from pathlib import Path
 
 from fairseq_lowrank.cli import _output, spectrum
@@ -39,46 +43,29 @@ from fairseq_lowrank.messages import IMPORT_PLUGIN, FlagError, UserError, did_yo
 
 NAME = "convert"
 HELP = "change a checkpoint's attention, with the same outputs if that is possible"
-SIZES = {
-    "head_dim": "--head-dim",
-    "value_dim": "--value-dim",
-    "key_value_heads": "--key-value-heads",
-    "latent_dim": "--latent-dim",
-    "shared_dim": "--shared-dim",
-    "factor_rank": "--rank",
-}
+TAKES_FLAGS = True
 
 
 def add_arguments(parser) -> None:
     parser.add_argument("checkpoint", type=Path, metavar="CKPT", help="a checkpoint of fairseq-train, ours or stock")
     parser.add_argument("--attention", metavar="NAME", help="the new --attention (default: the checkpoint's)")
-    parser.add_argument("--head-mixing", metavar="NAME", help="the new --head-mixing, instead of the preset's")
+    parser.add_argument("--head-mixing", metavar="NAME", help="the new --head-mixing, instead of the method's")
     parser.add_argument("--head-dim", type=int, metavar="N", help="the new size of heads")
     parser.add_argument("--value-dim", type=int, metavar="N", help="the new size of values")
     parser.add_argument("--key-value-heads", type=int, metavar="N", help="the new number of key and value heads")
     parser.add_argument("--latent-dim", type=int, metavar="N", help="size of the latent of mla (default: full rank)")
     parser.add_argument("--shared-dim", type=int, metavar="N", help="features of collaborative (default: full rank)")
-    parser.add_argument("--rank", type=int, metavar="N", dest="factor_rank", help="rank of lrkv (default: full rank)")
+    parser.add_argument("--rank", type=int, metavar="N", help="rank of lrkv (default: full rank)")
     spectrum.add_data_arguments(parser, default_data="to measure the difference of outputs; default: not measured")
     _output.add_checkpoint_argument(parser, "file of the new checkpoint")
 
 
 def run(args) -> None:
-    from fairseq_lowrank.parts import PARTS, PRESETS
-
-    changes = {name: getattr(args, name) for name in ("attention", "head_mixing", *SIZES)}
-    changes = {name: value for name, value in changes.items() if value is not None}
+    changes = changes_of(args)
     if not changes:
         raise UserError(
             "no target given. Add --attention NAME, --head-mixing NAME, --head-dim N or --key-value-heads N."
         )
-    for name, names in (("attention", PRESETS), ("head_mixing", PARTS["mixing"])):
-        if name in changes and changes[name] not in names:
-            remedy = f"Choose from {', '.join(names)}.{did_you_mean(changes[name], names)} {IMPORT_PLUGIN}"
-            raise FlagError(flag_name(name), changes[name], "there is no such attention", remedy)
-    for name in SIZES:
-        if changes.get(name, 1) < 1:
-            raise UserError(f"{SIZES[name]} {changes[name]}: expected a number >= 1.")
     spectrum.check_data_arguments(args)
     if not args.data and (given := spectrum.given_for_data(args)):
         raise UserError(f"{' '.join(given)} works only with --data DIR. Add it, or remove these flags.")
@@ -86,13 +73,44 @@ def run(args) -> None:
     from fairseq_lowrank.tools.fairseq.conversion import convert
 
     state = checkpoints.load_state(args.checkpoint)
-    sizes = {name: changes.get(name) for name in SIZES}
-    state, notes = convert(state, attention=args.attention, mixing=args.head_mixing, **sizes)
+    state, notes = convert(state, **changes)
     _output.save_checkpoint(state, args.output)
-    flags = " ".join(f"{SIZES.get(name, '--' + name.replace('_', '-'))} {value}" for name, value in changes.items())
+    flags = " ".join(f"{flag_name(name)} {value}" for name, value in changes.items())
     _output.say("\n".join([f"{args.output}: {args.checkpoint} with {flags}", *notes]))
     if args.data:
         _output.say(error_text(args))
+
+
+def changes_of(args) -> dict[str, int | str]:
+    """Return the new values of attention flags, by their names in the configuration.
+
+    Raises:
+        UserError: a flag that is not one of a model's attention, or an unknown value.
+    """
+    from fairseq_lowrank.parts import AXES
+    from fairseq_lowrank.plugin.flags import MODEL_FLAGS, add_attention_args
+
+    parser = argparse.ArgumentParser(prog=f"fairseq-lowrank {NAME}", add_help=False, allow_abbrev=False)
+
+    def refuse(message: str) -> None:
+        raise UserError(f"{message}. Use attention flags of fairseq-train.")
+
+    parser.error = refuse  # type: ignore[assignment]
+    add_attention_args(parser)
+    further = vars(parser.parse_args(args.flags))
+    names = {"attention", "attention_sites", *(axis.flag for axis in AXES.values())}
+    if other := further.keys() - names:
+        raise UserError(f"{flag_name(min(other))}: a conversion does not change this. Remove the flag.")
+    given = {name: getattr(args, name, None) for name in MODEL_FLAGS if name in names} | further
+    changes = {name: value for name, value in given.items() if value is not None}
+    for name, value in changes.items():
+        kind, details, _ = MODEL_FLAGS[name]
+        if kind is int and value < 1:
+            raise FlagError(flag_name(name), value, "expected a number >= 1", "Give a positive number.")
+        if value not in (choices := details.get("choices", (value,))):
+            remedy = f"Choose from {', '.join(choices)}.{did_you_mean(value, choices)} {IMPORT_PLUGIN}"
+            raise FlagError(flag_name(name), value, "there is no such attention", remedy)
+    return changes
 
 
 def error_text(args) -> str:

@@ -37,6 +37,7 @@ def add_arguments(parser) -> None:
 
 
 def run(args) -> None:
+    from fairseq_lowrank.parts import AXES
     from fairseq_lowrank.tools import inspection
 
     path, layers = read_transformers(args) if args.transformers else read_checkpoint(args)
@@ -45,7 +46,7 @@ def run(args) -> None:
     if args.output and any("matrix" in layer for layer in layers):
         figures["mixing"] = inspection.plot_mixing(layers)
     if args.output and (scores := of_scores(layers)):
-        figures["score-mixing"] = inspection.plot_mixing(scores)
+        figures[AXES["score_mixing"].flag.replace("_", "-")] = inspection.plot_mixing(scores)
     if args.output and any("query" in layer for layer in layers):
         figures["head-embeddings"] = inspection.plot_embeddings(layers)
     _output.write(args, NAME, data, [flat(layer) for layer in layers], figures)

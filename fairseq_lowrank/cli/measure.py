@@ -57,7 +57,8 @@ def add_arguments(parser) -> None:
     parser.add_argument(
         "--quick", action="store_true", help="only the needs of scores, on fewer sequences: minutes for 30 layers"
     )
-    spectrum.add_data_arguments(parser)
+    enough = "default: as many as have 6,144 tokens, at least 48 and at most 384"
+    spectrum.add_data_arguments(parser, default_sequences=enough)
     parser.set_defaults(**SEQUENCES)
     parser.add_argument(
         "--compare", type=Path, metavar="OTHER", help="another model of the same kind, on the same data"

@@ -28,7 +28,7 @@ from fairseq_lowrank.cli import _output
 from fairseq_lowrank.messages import FlagError, UserError, did_you_mean, flag_name
 
 NAME = "params"
-HELP = "count the parameters of an architecture, by part and by attention variant"
+HELP = "count the parameters of an architecture, by part and by attention method"
 TAKES_FLAGS = True
 
 

@@ -67,13 +67,15 @@ def add_arguments(parser) -> None:
     _output.add_output_arguments(parser, "spectrum.json and .csv, and for each site two pictures as .png and .pdf")
 
 
-def add_data_arguments(parser, default_data: str = "default: the model's own") -> None:
-    """Add the arguments that choose data for a checkpoint; `inspect` and `convert` have them too."""
+def add_data_arguments(
+    parser, default_data: str = "default: the model's own", default_sequences: str = "default: %(default)s"
+) -> None:
+    """Add the arguments that choose data for a checkpoint; `inspect`, `convert` and `measure` have them too."""
     parser.add_argument(
         "--data", type=first_folder, metavar="DIR", help=f"folder of fairseq-preprocess ({default_data})"
     )
     parser.add_argument("--subset", help="part of the data: train, valid or test (default: %(default)s)")
-    parser.add_argument("--sequences", type=int, metavar="N", help="number of sequences (default: %(default)s)")
+    parser.add_argument("--sequences", type=int, metavar="N", help=f"number of sequences ({default_sequences})")
     parser.add_argument("--seed", type=int, help="seed for the choice of sequences (default: %(default)s)")
     parser.add_argument("--min-length", type=int, metavar="N", help="least length of a sequence (default: %(default)s)")
     parser.add_argument("--max-length", type=int, metavar="N", help="greatest length of a sequence (default: no limit)")

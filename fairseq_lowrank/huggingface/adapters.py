@@ -20,6 +20,7 @@ from fairseq_lowrank.huggingface.added import ADDED_AXES, parts_of
 from fairseq_lowrank.huggingface.apply import apply_attention
 from fairseq_lowrank.huggingface.saving import CONFIG, load_attention, recorded_attention
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.parts import PLAIN
 
 MARK = " with mixing: load it with fairseq_lowrank.huggingface.load_adapter"
 """The end of the ``peft_type`` of an adapter whose base model has chosen attention.
@@ -63,7 +64,7 @@ def load_adapter(folder: str | os.PathLike, model: PreTrainedModel | None = None
         if base.is_dir() and recorded_attention(base):
             load_attention(model, base)
         else:
-            apply_attention(model, "mha", **record)
+            apply_attention(model, PLAIN, **record)
     return PeftModel.from_pretrained(model, str(folder), **options)
 
 

@@ -18,8 +18,8 @@ from fairseq_lowrank.huggingface.function import IMPLEMENTATION
 from fairseq_lowrank.huggingface.models import attention_modules, calls_the_interface, describe, other_attention
 from fairseq_lowrank.huggingface.sites import SITES
 from fairseq_lowrank.huggingface.training import TRAIN, freeze
-from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.parts import Place
+from fairseq_lowrank.messages import UserError, did_you_mean
+from fairseq_lowrank.parts import PLAIN, Place
 
 
 def apply_attention(
@@ -35,27 +35,34 @@ def apply_attention(
 
     Args:
         model: any model whose attention calls ``ALL_ATTENTION_FUNCTIONS``; see :func:`supported`.
-        preset: a preset that keeps the projections, such as ``mixhead-a``, ``mixhead-b``, ``gain`` or ``talking-heads``.
+        preset: a method that keeps the projections, such as ``mixhead-a``, ``mixhead-b``, ``gain`` or ``talking-heads``.
         train: ``all`` leaves every parameter trainable; ``mixing`` freezes all but what is added and the head of the task, such as
             a classifier; ``mixing-only`` freezes the head of the task too. A later call trains again what an earlier one froze.
         sites: where to mix: ``encoder`` (bidirectional self-attention), ``decoder`` (causal), ``cross``; by default all.
         layers: the indices of the layers that mix, counted within each site; by default all.
         axes: ``score_mixing``, ``activation``, ``mixing``, ``head_output`` or an option of their parts, such as ``gate_start`` or
-            ``factor_rank``; each overrides the preset's.
+            ``factor_rank``; each overrides the method's.
 
-    Mixing is initialised to the identity, so a preset with softmax leaves the outputs as they are. What is added is in float32.
+    Mixing is initialised to the identity, so a method with softmax leaves the outputs as they are. What is added is in float32.
     Unless the choice changes nothing, a line on standard error says how many layers are mixed, and what trains.
 
     Raises:
-        UserError: an unknown choice, a preset that changes projections, a model without exchangeable attention or with such attention
+        UserError: an unknown choice, a method that changes projections, a model without exchangeable attention or with such attention
             in a part of its layers only (``sites`` or ``layers`` asks for this part), or a model that is sharded already.
     """
+    if not isinstance(model, nn.Module):
+        raise UserError(f"model={model!r}: expected a model. Build or load it first, such as with from_pretrained.")
     spec = spec_of(preset, **axes)
     sites = None if sites is None else collection("sites", sites, str, "['encoder']")
     layers = None if layers is None else collection("layers", layers, int, "[0, 1]")
-    for name, values, known in (("sites", sites or (), SITES), ("train", [train], TRAIN)):
-        if unknown := [value for value in values if value not in known]:
-            raise UserError(f"{name}={unknown[0]!r}: expected {', '.join(known)}")
+    if train not in TRAIN:
+        meanings = ", ".join(f"{value!r} ({meaning})" for value, meaning in TRAIN.items())
+        raise UserError(
+            f"train={train!r}: expected {meanings}. For an adapter of PEFT, keep 'all' and pass peft_modules(model) to its "
+            "configuration."
+        )
+    if unknown := [site for site in sites or () if site not in SITES]:
+        raise UserError(f"sites={unknown[0]!r}: expected {', '.join(SITES)}.{did_you_mean(unknown[0], SITES)}")
     if is_sharded(model):
         raise UserError(
             f"{type(model).__name__} is sharded already. Call apply_attention before fully_shard. "
@@ -81,7 +88,7 @@ def apply_attention(
     left = [module for module, _, _ in found if module not in chosen] + others
     changed = {axis: value for axis, value in record.items() if value != getattr(AttentionSpec(), axis)}
     if changed or train != "all":
-        name = preset if preset != "mha" else ", ".join(f"{axis} {value}" for axis, value in changed.items()) or preset
+        name = preset if preset != PLAIN else ", ".join(f"{axis} {value}" for axis, value in changed.items()) or preset
         print(_summary(name, model, chosen, left), file=sys.stderr)
     return model
 

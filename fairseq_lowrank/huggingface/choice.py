@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from fairseq_lowrank.attention.spec import AttentionSpec
 from fairseq_lowrank.huggingface.models import describe
 from fairseq_lowrank.huggingface.sites import SITES
-from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.messages import IMPORT_PLUGIN, UserError, did_you_mean
 from fairseq_lowrank.parts import AXES, METHODS, PARTS, PRESETS, SLOTS, LayerPart
 
 _BEFORE_HEADS = frozenset(("queries", "states"))
@@ -50,12 +50,22 @@ def spec_of(preset: str, **axes: str | None) -> AttentionSpec:
     Raises:
         UserError: the preset or an axis changes projections or scores, which are the model's own.
     """
-    spec = AttentionSpec.from_preset(preset, **axes)
-    if reason := _refusal(spec):
+    usable, free = usable_presets(), open_axes()
+    if preset not in PRESETS:
         raise UserError(
-            f"attention {preset!r} {reason}. Choose from {', '.join(usable_presets())}, or set {', '.join(open_axes())}."
+            f"attention method {preset!r}: expected one of {', '.join(usable)}.{did_you_mean(preset, usable)} {IMPORT_PLUGIN}"
         )
-    return spec
+    need = METHODS[preset].needs
+    if need is not None and need.axis not in free:
+        reason = f"needs {need.what}, which the projections of the model fix"
+    elif closed := [name for name, value in axes.items() if value is not None and name not in free]:
+        known = "is fixed by the projections of the model" if closed[0] in AXES else "is not an axis of attention"
+        raise UserError(f"{closed[0]}={axes[closed[0]]!r}: {closed[0]} {known}. Set {', '.join(free)}, or remove it.")
+    else:
+        spec = AttentionSpec.from_preset(preset, **axes)
+        if not (reason := _refusal(spec)):
+            return spec
+    raise UserError(f"attention {preset!r} {reason}. Choose from {', '.join(usable)}, or set {', '.join(free)}.")
 
 
 def _refusal(spec: AttentionSpec) -> str:
@@ -68,7 +78,7 @@ def _refusal(spec: AttentionSpec) -> str:
         for name, value in spec.choices.items()
         if name not in free or (name in PARTS and not _is_open(name, value))
     ]
-    return f"sets {', '.join(closed)}, which belong to the projections of the model" if closed else ""
+    return f"sets {', '.join(closed)}, which the projections of the model fix" if closed else ""
 
 
 def collection(name: str, values: object, kind: type, example: str) -> list:
@@ -112,12 +122,13 @@ def chosen_modules(
         )
     here = [(module, index) for module, site, index in found if sites is None or site in sites]
     counts = {site: sum(site == known for _, known, _ in found) for site in SITES}
-    has = ", ".join(f"{count} {site}" for site, count in counts.items() if count)
     if not here:
-        raise UserError(f"sites={sites}: {name} has no such attention layer, only {has}. Use these sites.")
+        known = [site for site, count in counts.items() if count]
+        raise UserError(f"sites={sites}: {name} has attention at {known}. Use sites={known}, or None for all.")
     if absent := [layer for layer in layers or () if layer not in {index for _, index in here}]:
+        has = " and ".join(f"{count} attention layers at {site!r}" for site, count in counts.items() if count)
         raise UserError(
-            f"layers={layers}: {name} has no layer {absent[0]} there. It has {has}. Count from 0, within each site."
+            f"layers={layers}: there is no layer {absent[0]}. {name} has {has}. Count layers from 0, within each site."
         )
     if layers is not None and not layers:
         raise UserError("layers=[]: expected at least one layer, or None for all")

@@ -177,7 +177,7 @@ def _context(
     if any(part.reads_own_value for part in declarations):
         own_values = _own_values(value, query, mask)
     if mask is not None and first and any(part.reads_positions for part in declarations):
-        first = _last_visible(mask, key.size(2))[:, 0].expand(query.size(0))
+        first = _first_positions(mask, query.size(2), key.size(2)).expand(query.size(0))
     return Context(inputs_of(module), query, {"key": key, "value": value}, first, own_values=own_values)
 
 
@@ -192,10 +192,20 @@ def _own_values(value: Tensor, query: Tensor, mask: Tensor | None) -> Tensor:
     return own.repeat_interleave(query.size(1) // own.size(1), dim=1)
 
 
+def _visible(mask: Tensor) -> Tensor:
+    """Return the keys ``[B, T, S]`` that each query sees."""
+    return (mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2)[:, 0]
+
+
 def _last_visible(mask: Tensor, keys: int) -> Tensor:
     """Return the last key ``[B, T]`` that each query sees. A cache may have empty slots behind it."""
-    visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-    return keys - 1 - visible[:, 0].flip(-1).int().argmax(dim=-1)
+    return keys - 1 - _visible(mask).flip(-1).int().argmax(dim=-1)
+
+
+def _first_positions(mask: Tensor, queries: int, keys: int) -> Tensor:
+    """Return the position ``[B]`` of the first query among the keys. Queries at padding see no key, or only earlier ones."""
+    own = _last_visible(mask, keys) - torch.arange(queries, device=mask.device)
+    return own.masked_fill(~_visible(mask).any(dim=-1), -keys).amax(dim=-1)
 
 
 AttentionInterface.register(IMPLEMENTATION, attention_forward)

@@ -21,7 +21,7 @@ from fairseq_lowrank.huggingface.apply import apply_attention
 from fairseq_lowrank.huggingface.choice import chosen_axes
 from fairseq_lowrank.huggingface.models import attention_modules, head_sizes
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.parts import AXES
+from fairseq_lowrank.parts import AXES, PLAIN
 from fairseq_lowrank.parts.parameters import NoDecayModule
 
 WEIGHTS, CONFIG = "lowrank_attention.safetensors", "lowrank_attention.json"
@@ -118,7 +118,7 @@ def load_attention(model: PreTrainedModel, folder: str | os.PathLike, *, train: 
     files = [path for path in (folder / WEIGHTS, *sorted(folder.glob("model*.safetensors"))) if path.is_file()]
     if not record or not files:
         raise UserError(f"{folder}: no mixing here. Give a folder that save_attention or save_pretrained wrote.")
-    apply_attention(model, "mha", train=train, **record)
+    apply_attention(model, PLAIN, train=train, **record)
     wanted = mixing_state(model)
     loaded = _saved_tensors(files, model.base_model_prefix, wanted)
     for name, tensor in wanted.items():

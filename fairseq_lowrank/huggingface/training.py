@@ -7,8 +7,12 @@ from transformers import PreTrainedModel
 
 from fairseq_lowrank.huggingface.added import added_parameters
 
-TRAIN = ("all", "mixing", "mixing-only")
-"""What may train: all, or what is added with or without the head of the task."""
+TRAIN = {
+    "all": "every parameter",
+    "mixing": "what is added, and the head of the task",
+    "mixing-only": "what is added",
+}
+"""What may train, and what each value means."""
 
 
 def freeze(model: PreTrainedModel, train: str) -> None:

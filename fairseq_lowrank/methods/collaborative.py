@@ -12,7 +12,7 @@ from fairseq_lowrank.parts import Method, Paper, register
 from fairseq_lowrank.parts.parameters import assign
 from fairseq_lowrank.parts.part import Option
 from fairseq_lowrank.parts.plain import Plain, copy_weights, own_weights
-from fairseq_lowrank.parts.projection import AttentionDims, Modules, Projection, split_heads
+from fairseq_lowrank.parts.projection import AttentionDims, Layer, Projection, split_heads
 
 
 class CollaborativeProjection(Projection):
@@ -56,19 +56,19 @@ class CollaborativeProjection(Projection):
         return {"head_features": nn.Parameter(torch.empty(self.dims.num_heads, self.shared_dim))}
 
     @torch.no_grad()
-    def reset_parameters(self, modules: Modules) -> None:
+    def reset_parameters(self, layer: Layer) -> None:
         heads, size = self.dims.num_heads, -(-self.shared_dim // self.dims.num_heads)
         blocks = torch.eye(heads).repeat_interleave(size, dim=1)[:, : self.shared_dim]
-        assign(modules["head_features"], blocks)
+        assign(layer.head_features, blocks)
 
-    def project_query(self, modules: Modules, query: Tensor) -> Tensor:
-        shared = split_heads(modules["q_proj"](query), self.shared_dim)
-        return shared * modules["head_features"][:, None]
+    def project_query(self, layer: Layer, query: Tensor) -> Tensor:
+        shared = split_heads(layer.q_proj(query), self.shared_dim)
+        return shared * layer.head_features[:, None]
 
-    def project_key_value(self, modules: Modules, key: Tensor, value: Tensor) -> dict[str, Tensor]:
+    def project_key_value(self, layer: Layer, key: Tensor, value: Tensor) -> dict[str, Tensor]:
         return {
-            "key": split_heads(modules["k_proj"](key), self.shared_dim),
-            "value": split_heads(modules["v_proj"](value), self.dims.value_dim),
+            "key": split_heads(layer.k_proj(key), self.shared_dim),
+            "value": split_heads(layer.v_proj(value), self.dims.value_dim),
         }
 
     def plain(self, layer: Any) -> Plain:
@@ -129,12 +129,6 @@ register(
                 "https://arxiv.org/abs/2006.16362",
             ),
         ),
-        notes=(
-            "All heads share D features, and each head weights them. With D = h·d_k, the default, it can be every plain attention; "
-            "`fairseq-lowrank convert` does this exactly. With D > d_k the scores of a head can have rank D. Counted with D 256."
-        ),
-        use_if="heads of a trained model learned much in common, and you want to compress them",
-        page_sizes={"shared_dim": 256},
         examples=({"shared_dim": 7},),
         colour="#a6761d",
     )

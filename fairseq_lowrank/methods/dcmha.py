@@ -38,6 +38,15 @@ class DynamicMixing(Mixing):
         nn.init.zeros_(self.second)
         nn.init.zeros_(self.diagonal)
 
+    def fixed_matrix(self) -> Tensor | None:
+        if self.second.any() or self.diagonal.any():
+            return None
+        return torch.eye(self.num_heads, dtype=self.first.dtype, device=self.first.device)
+
+    def set_matrix(self, matrix: Tensor) -> None:
+        """Only the identity is the same for all queries, and the initial M."""
+        self.reset_parameters()
+
     def operation(self, query: Tensor | None, inputs: Tensor | None = None) -> HeadMixing:
         """Return the operation on the heads at each query of ``inputs [B, T, embed_dim]``."""
         assert inputs is not None
@@ -73,11 +82,6 @@ register(
                 "https://arxiv.org/abs/2405.08553",
             ),
         ),
-        notes=(
-            "The query-wise part of DCMHA, before and after the softmax. At first it equals `mha`. The matrices are computed from "
-            "the layer's input, so `--mixing-orthogonality` is refused. Counted with rank r = 2, the default (`--rank`)."
-        ),
-        use_if="you want the strongest mixing and accept its cost",
         examples=({"factor_rank": 2},),
         colour="#7f0000",
     )

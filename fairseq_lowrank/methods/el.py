@@ -12,7 +12,7 @@ from fairseq_lowrank.methods.multi_query import MHE
 from fairseq_lowrank.methods.shared_kv import SharedKeyValue
 from fairseq_lowrank.parts import Method, Paper, register
 from fairseq_lowrank.parts.plain import Plain, own_weights
-from fairseq_lowrank.parts.projection import AttentionDims, Modules
+from fairseq_lowrank.parts.projection import AttentionDims, Layer
 
 
 class ELProjection(SharedKeyValue):
@@ -41,7 +41,7 @@ class ELProjection(SharedKeyValue):
     def build_projections(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | None]:
         return {"k_proj": None, "v_proj": None, "q_proj": linear(self.dims.embed_dim, self.dims.embed_dim)}
 
-    def project_key(self, modules: Modules, key: Tensor) -> Tensor:
+    def project_key(self, layer: Layer, key: Tensor) -> Tensor:
         return key
 
     def plain(self, layer: Any) -> Plain:
@@ -66,12 +66,6 @@ register(
             ),
             MHE,
         ),
-        notes=(
-            "Keys and values are the hidden states, divided among heads, as the MHE poster defines it. So d_k = d/h, and h·d_k = d "
-            "numbers are cached."
-        ),
-        use_if="memory of generation is too large, and a fourth of the parameters must do",
-        colour="#393b79",
-        poster=("O(n²)", "d²·n²"),
+        colour="#904878",
     )
 )

@@ -82,12 +82,6 @@ register(
         cached=CACHED,
         kind="OV",
         papers=(GATED,),
-        notes=(
-            "Each query weights each head's output by a number between 0 and 2. At first it equals `mha`. `--gate-start half` "
-            "gives σ as published, which halves the outputs at first. A smaller initial output can speed up training by itself, so "
-            "compare both."
-        ),
-        use_if="heads should be switched off by query, for few parameters",
         examples=(
             {},
             {"gate_start": "half"},
@@ -106,11 +100,6 @@ register(
         cached=CACHED,
         kind="OV",
         papers=(GATED,),
-        notes=(
-            "Each query weights each feature of each head's output. At first it equals `mha`. `--gate-start half` gives σ as "
-            "published, which halves the outputs at first."
-        ),
-        use_if="a quarter more attention parameters are acceptable for a gate on each feature",
         examples=(
             {},
             {"gate_start": "half"},

@@ -12,7 +12,7 @@ from fairseq_lowrank.ops import AttentionCall
 from fairseq_lowrank.parts import Method, register
 from fairseq_lowrank.parts.parameters import NoDecayModule, no_weight_decay
 from fairseq_lowrank.parts.plain import Plain, Weights, own_weights
-from fairseq_lowrank.parts.projection import AttentionDims, AttentionInputs, KeyValueStates, Modules
+from fairseq_lowrank.parts.projection import AttentionDims, AttentionInputs, KeyValueStates, Layer
 
 
 class HeadEmbeddings(NoDecayModule):
@@ -65,26 +65,26 @@ class HeadEmbeddingMul(SingleHeadProjection):
         """Return each head's own ``[B, H, N, D]`` from a shared ``[B, 1, N, D]`` and head embeddings ``[H, D]``."""
         return shared * (1 + embedding[:, None, :])
 
-    def project_query(self, modules: Modules, query: Tensor) -> Tensor:
-        return self.embed(super().project_query(modules, query), modules["head_embeddings"].query)
+    def project_query(self, layer: Layer, query: Tensor) -> Tensor:
+        return self.embed(super().project_query(layer, query), layer.head_embeddings.query)
 
     def attention_inputs(
         self,
-        modules: Modules,
+        layer: Layer,
         q: Tensor,
         states: KeyValueStates,
         *,
         keep_row_constants: bool,
         rows_sum_to_one: bool,
     ) -> AttentionInputs:
-        return AttentionInputs(q * (1 + modules["head_embeddings"].key[:, None, :]), states["key"], states["value"])
+        return AttentionInputs(q * (1 + layer.head_embeddings.key[:, None, :]), states["key"], states["value"])
 
-    def finalize_heads(self, modules: Modules, heads: Tensor, call: AttentionCall) -> Tensor:
-        return heads * (1 + modules["head_embeddings"].value[:, None, :])
+    def finalize_heads(self, layer: Layer, heads: Tensor, call: AttentionCall) -> Tensor:
+        return heads * (1 + layer.head_embeddings.value[:, None, :])
 
-    def expand_values(self, modules: Modules, states: KeyValueStates) -> Tensor:
+    def expand_values(self, layer: Layer, states: KeyValueStates) -> Tensor:
         values = states["value"]
-        embedded = self.embed(values, modules["head_embeddings"].value)
+        embedded = self.embed(values, layer.head_embeddings.value)
         return torch.where(self.embedded_keys(values)[..., None].bool(), embedded, values)
 
     def embedded_keys(self, keys: Tensor) -> Tensor:
@@ -93,6 +93,13 @@ class HeadEmbeddingMul(SingleHeadProjection):
         if self.dims.zero_key:
             embedded[:, -1] = 0
         return embedded
+
+    @torch.no_grad()
+    def share_value(self, layer: Any) -> bool:
+        embedding = layer.head_embeddings.value
+        layer.out_proj.weight.mul_(1 + embedding.flatten())
+        embedding.zero_()
+        return True
 
     def plain(self, layer: Any) -> Plain:
         query, key, value = (self._embedded(layer, name) for name in ("query", "key", "value"))
@@ -119,6 +126,9 @@ class HeadEmbeddingAdd(HeadEmbeddingMul):
 
     name = "head-embedding-add"
 
+    def share_value(self, layer: Any) -> bool:
+        return False
+
     def embed_weights(self, weight: Tensor, bias: Tensor, embedding: Tensor) -> Weights:
         return weight, bias + embedding
 
@@ -127,7 +137,7 @@ class HeadEmbeddingAdd(HeadEmbeddingMul):
 
     def attention_inputs(
         self,
-        modules: Modules,
+        layer: Layer,
         q: Tensor,
         states: KeyValueStates,
         *,
@@ -137,14 +147,14 @@ class HeadEmbeddingAdd(HeadEmbeddingMul):
         k, v = states["key"], states["value"]
         embedded = self.embedded_keys(k)[..., None].expand(k.size(0), 1, -1, -1)
         if keep_row_constants or self.dims.zero_key:
-            shifts = (q * modules["head_embeddings"].key[:, None, :]).sum(dim=-1, keepdim=True)
+            shifts = (q * layer.head_embeddings.key[:, None, :]).sum(dim=-1, keepdim=True)
             q, k = torch.cat((q, shifts), dim=-1), torch.cat((k, embedded), dim=-1)
         if not rows_sum_to_one or self.dims.zero_key:
             v = torch.cat((v, embedded), dim=-1)
         return AttentionInputs(q, k, v)
 
-    def finalize_heads(self, modules: Modules, heads: Tensor, call: AttentionCall) -> Tensor:
-        embeddings = modules["head_embeddings"]
+    def finalize_heads(self, layer: Layer, heads: Tensor, call: AttentionCall) -> Tensor:
+        embeddings = layer.head_embeddings
         row_sums: Tensor | bool
         if heads.size(-1) > self.state_sizes["value"]:
             heads, row_sums = heads[..., :-1], heads[..., -1:]
@@ -165,15 +175,7 @@ register(
         cached="2·d_k",
         kind="restricted",
         papers=(MHE,),
-        notes=(
-            "It is exactly multi-query attention. e^k_i adds (q + e^q_i)·e^k_i/√d_k to an entire row, and softmax cancels this. "
-            "(Sigsoftmax does not, and softmax with an appended key of zeros does not.) e^v_i adds e^v_i times the sum of the row. "
-            "So one key and one value are projected, cached and read. All heads share a value of size d_k, which limits the rank "
-            "of the output."
-        ),
-        use_if="parameters of attention are too many, and a few percent of quality may go",
-        colour="#98df8a",
-        poster=("O(n)", "3·d²·n + 3·d·n"),
+        colour="#903048",
     )
 )
 
@@ -187,15 +189,6 @@ register(
         cached="2·d_k",
         kind="restricted",
         papers=(MHE,),
-        notes=(
-            "It is exactly multi-query attention. The query absorbs (1 + e^q_i)(1 + e^k_i), there is one key and one value, and "
-            "head i's output is multiplied by (1 + e^v_i). All heads share a value of size d_k, which limits the rank of the "
-            "output."
-        ),
-        use_if="parameters of attention are too many, and a few percent of quality may go",
-        controls={"mha-narrow": "`mha`, narrower feed-forward layer"},
-        colour="#2ca02c",
-        poster=("O(n)", "3·d²·n + 3·d·n"),
-        in_sweeps=True,
+        colour="#a0c0e0",
     )
 )

@@ -48,11 +48,6 @@ register(
         cached=CACHED,
         kind="equal",
         papers=(Paper("Knocking-heads attention", "Zhou et al. 2025", "https://arxiv.org/abs/2510.23052"),),
-        notes=(
-            "The projections absorb the maps, so it can compute the same as `mha`. `fairseq-lowrank convert` folds them. A gain "
-            "can only come from optimisation."
-        ),
-        use_if="you want to test a gain that can come from optimisation alone",
         colour="#8da0cb",
     )
 )

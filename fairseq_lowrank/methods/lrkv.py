@@ -16,7 +16,7 @@ from fairseq_lowrank.parts.projection import (
     AttentionDims,
     AttentionInputs,
     KeyValueStates,
-    Modules,
+    Layer,
     Projection,
     split_heads,
 )
@@ -81,32 +81,32 @@ class LowRankKeyValue(Projection):
 
         return {"key_factors": factors(self.dims.head_dim), "value_factors": factors(self.dims.value_dim)}
 
-    def reset_parameters(self, modules: Modules) -> None:
-        for name in ("key_factors", "value_factors"):
-            nn.init.normal_(modules[name], std=sum(modules[name].shape[1:]) ** -0.5)
+    def reset_parameters(self, layer: Layer) -> None:
+        for factors in (layer.key_factors, layer.value_factors):
+            nn.init.normal_(factors, std=sum(factors.shape[1:]) ** -0.5)
 
-    def project_key_value(self, modules: Modules, key: Tensor, value: Tensor) -> KeyValueStates:
+    def project_key_value(self, layer: Layer, key: Tensor, value: Tensor) -> KeyValueStates:
         return {
-            "key": split_heads(modules["k_proj"](key), self.dims.head_dim),
-            "key_factors": split_heads(modules["k_factor_proj"](key), self.factor_rank),
-            "value": split_heads(modules["v_proj"](value), self.dims.value_dim),
-            "value_factors": split_heads(modules["v_factor_proj"](value), self.factor_rank),
+            "key": split_heads(layer.k_proj(key), self.dims.head_dim),
+            "key_factors": split_heads(layer.k_factor_proj(key), self.factor_rank),
+            "value": split_heads(layer.v_proj(value), self.dims.value_dim),
+            "value_factors": split_heads(layer.v_factor_proj(value), self.factor_rank),
         }
 
-    def attention_inputs(self, modules: Modules, q: Tensor, states: KeyValueStates, **needs: bool) -> AttentionInputs:
-        q = torch.cat([q, q @ modules["key_factors"].mT.to(q.dtype)], dim=-1)
+    def attention_inputs(self, layer: Layer, q: Tensor, states: KeyValueStates, **needs: bool) -> AttentionInputs:
+        q = torch.cat([q, q @ layer.key_factors.mT.to(q.dtype)], dim=-1)
         return AttentionInputs(q, *(self._join(states[name], states[f"{name}_factors"]) for name in ("key", "value")))
 
     def _join(self, shared: Tensor, factors: Tensor) -> Tensor:
         return torch.cat([shared.expand(-1, self.dims.num_heads, -1, -1), factors], dim=-1)
 
-    def finalize_heads(self, modules: Modules, heads: Tensor, call: AttentionCall) -> Tensor:
+    def finalize_heads(self, layer: Layer, heads: Tensor, call: AttentionCall) -> Tensor:
         shared, factors = heads.split([self.dims.value_dim, self.factor_rank], dim=-1)
-        return shared + factors @ modules["value_factors"].to(heads.dtype)
+        return shared + factors @ layer.value_factors.to(heads.dtype)
 
-    def expand_values(self, modules: Modules, states: KeyValueStates) -> Tensor:
+    def expand_values(self, layer: Layer, states: KeyValueStates) -> Tensor:
         factors = states["value_factors"]
-        return states["value"] + factors @ modules["value_factors"].to(factors.dtype)
+        return states["value"] + factors @ layer.value_factors.to(factors.dtype)
 
     def plain(self, layer: Any) -> Plain:
         def full_weight(name: str) -> Weights:
@@ -147,12 +147,6 @@ register(
         cached="2·d_k + 2·h·r",
         kind="restricted",
         papers=(Paper("Low-rank key value attention", "O'Neill et al. 2026", "https://arxiv.org/abs/2601.11471"),),
-        notes=(
-            "All heads share one key and one value, and each adds a difference of rank r. r = 0 would be `mqa`. With r = d_k it "
-            "can be every plain attention, and `fairseq-lowrank convert` does this exactly. The query and the output absorb B_i. "
-            "Counted with r = d_k/4, the default (`--rank`)."
-        ),
-        use_if="`mqa` loses too much and `gqa` caches too much",
         examples=({"factor_rank": 2},),
         colour="#66c2a5",
     )

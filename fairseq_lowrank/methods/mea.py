@@ -68,11 +68,6 @@ register(
                 "https://arxiv.org/abs/2601.19611",
             ),
         ),
-        notes=(
-            "The projections absorb the maps, so it can compute the same as `mha`. `fairseq-lowrank convert` folds them. A gain "
-            "can only come from optimisation."
-        ),
-        use_if="you want to test a gain that can come from optimisation alone",
         colour="#aec7e8",
     )
 )
@@ -86,12 +81,6 @@ register(
         parameters=f"{PARAMETERS} + 3·h²",
         cached=CACHED,
         kind="equal",
-        notes=(
-            "The projections absorb the maps, so it can compute the same as `mha`. `fairseq-lowrank convert` folds them. A public "
-            "record for training on little data multiplies W_Q, W_K and W_V by such matrices, at another learning rate "
-            "(`--mixing-lr-scale`). A gain can only come from optimisation."
-        ),
-        use_if="you want to test maps of heads in weight space, whose gain can come from optimisation alone",
         colour="#9ecae1",
     )
 )

@@ -11,7 +11,7 @@ from fairseq_lowrank.methods.multi_query import MultiQuery
 from fairseq_lowrank.parts import Method, Paper, register
 from fairseq_lowrank.parts.part import Option
 from fairseq_lowrank.parts.plain import Plain, own_weights
-from fairseq_lowrank.parts.projection import AttentionDims, Modules, split_heads
+from fairseq_lowrank.parts.projection import AttentionDims, Layer, split_heads
 
 
 class FactorizedQuery(MultiQuery):
@@ -43,8 +43,8 @@ class FactorizedQuery(MultiQuery):
             "q_proj": linear(self.latent_dim, dims.num_heads * dims.head_dim),
         }
 
-    def project_query(self, modules: Modules, query: Tensor) -> Tensor:
-        return split_heads(modules["q_proj"](modules["q_latent_proj"](query)), self.dims.head_dim)
+    def project_query(self, layer: Layer, query: Tensor) -> Tensor:
+        return split_heads(layer.q_proj(layer.q_latent_proj(query)), self.dims.head_dim)
 
     def plain(self, layer: Any) -> Plain:
         queries = layer.q_proj.weight @ layer.q_latent_proj.weight, layer.q_proj.bias
@@ -67,13 +67,6 @@ register(
         kind="QK",
         kind_of=_class_of,
         papers=(Paper("Multi-matrix factorization attention", "Hu et al. 2024", "https://arxiv.org/abs/2412.19255"),),
-        notes=(
-            "All heads share one key and one value, so heads can be wide (`--head-dim`) with a small cache. Here d_k is the head "
-            "size and r the size of the latent (`--latent-dim`). Counted with d_k 128 and r 256. The known matrices were learned "
-            "with d_k 64, and the nearest point with d_k 32."
-        ),
-        use_if="you want scores of high rank and a small cache",
-        page_sizes={"head_dim": 128, "latent_dim": 256},
         examples=({"latent_dim": 5, "head_dim": 6},),
         colour="#5a3e2b",
     )

@@ -9,6 +9,7 @@ from fairseq_lowrank.methods.standard import CACHED, PARAMETERS
 from fairseq_lowrank.ops import DiagonalMixing, HeadMixing, PositionwiseMixing
 from fairseq_lowrank.ops.activation import at_least_float32
 from fairseq_lowrank.parts import AttentionDims, Method, Mixing, Option, Paper, register
+from fairseq_lowrank.parts.parameters import assign
 
 MIXHEAD = Paper(
     "Mixhead: Breaking the low-rank bottleneck in multi-head attention language models",
@@ -70,6 +71,9 @@ class PositionwiseMatrix(StaticMatrix):
         super().reset_parameters()
         nn.init.zeros_(self.query_weight)
 
+    def fixed_matrix(self) -> Tensor | None:
+        return None if self.query_weight.any() else self.matrix()
+
     def operation(self, query: Tensor | None, inputs: Tensor | None = None) -> HeadMixing:
         assert query is not None
         mixing = PositionwiseMixing.of_queries(query, self.query_weight, self.weight)
@@ -102,6 +106,10 @@ class MeanOfHeads(Mixing):
         "Mixhead paper, §4.4.2, table 7",
     )
 
+    @property
+    def keeps_probabilities(self) -> bool:
+        return True
+
     def initial_weight(self, num_heads: int) -> Tensor:
         return torch.full((num_heads, num_heads), 1 / num_heads)
 
@@ -112,6 +120,7 @@ class FactorOfHead(Mixing):
     name = "diagonal"
     rule = DiagonalMixing
     mixes_heads = False
+    folds = True
     mixing_note = (
         "a gain for each head is a scale that the output projection could hold: it lifts no rank",
         "the formulas: Σ_i w_i P_i V_i W_i = Σ_i P_i V_i (w_i W_i)",
@@ -120,8 +129,8 @@ class FactorOfHead(Mixing):
     def initial_weight(self, num_heads: int) -> Tensor:
         return torch.ones(num_heads)
 
-    def factors(self) -> Tensor:
-        return self.weight
+    def set_matrix(self, matrix: Tensor) -> None:
+        assign(self.weight, matrix.diag())
 
 
 register(
@@ -134,18 +143,11 @@ register(
         cached=CACHED,
         kind="OV",
         papers=(MIXHEAD,),
-        notes=(
-            "Mixing after the softmax leaves each pattern P_j as it is. It widens the map from values to outputs, whose rank "
-            "becomes min(d, h·d_k). The reason: Σ_i Σ_j M[j, i] P_j V_i W_O,i = Σ_j P_j (Σ_i M[j, i] V_i W_O,i). If all heads "
-            "share one value (`mqa`, `sha`, `mhe-mul`), the output projection absorbs M."
-        ),
-        use_if="small heads need one pattern in common, or you repeat the paper in translation",
         examples=(
             {},
             {"mixing_normalization": "l2"},
         ),
-        colour="#ff7f0e",
-        in_sweeps=True,
+        colour="#e69f00",
     )
 )
 
@@ -159,17 +161,11 @@ register(
         cached=CACHED,
         kind="OV",
         papers=(MIXHEAD,),
-        notes=(
-            "q_{t,j} is head j's query after a head embedding, if there is one, and before the scale 1/√d_k. With W^M = 0 it is "
-            "Mixhead A. No fixed output projection absorbs it."
-        ),
-        use_if="you repeat the paper in a language model",
         examples=(
             {},
             {"mixing_normalization": "l2"},
         ),
-        colour="#d62728",
-        in_sweeps=True,
+        colour="#a02000",
     )
 )
 
@@ -183,11 +179,6 @@ register(
         cached=CACHED,
         kind="OV",
         papers=(MIXHEAD,),
-        notes=(
-            "An ablation: mixing that is not learned. Columns are divided by their sums (eq. 13), as in the authors' released "
-            "code. M is saved with the model (h² numbers, which are not parameters)."
-        ),
-        use_if="you need a control for *learned* mixing: its matrix is fixed",
         colour="#e8b04a",
     )
 )
@@ -202,11 +193,6 @@ register(
         cached=CACHED,
         kind="OV",
         papers=(MIXHEAD,),
-        notes=(
-            "An ablation: all heads have the same pattern, and only their values differ. M is 1/h and never trained, which is our "
-            'reading of the paper\'s "uniform". It is saved with the model (h² numbers, which are not parameters).'
-        ),
-        use_if="you need a control for *learned* mixing: its matrix is fixed",
         colour="#ff9896",
     )
 )
@@ -220,12 +206,6 @@ register(
         parameters=f"{PARAMETERS} + h",
         cached=CACHED,
         kind="equal",
-        notes=(
-            "The control for every claim on mixing: only the diagonal of M. The output projection absorbs it exactly: w_i P_i V_i "
-            "W_O,i = P_i V_i (w_i W_O,i). So it can express the same as `mha`, and differs only in training. Fairseq's "
-            "`--scale-heads` scales slices of the projected output instead, and only in decoders."
-        ),
-        use_if="you need a control for mixing: it can damp heads and cannot mix them",
-        colour="#bcbd22",
+        colour="#8c8c8c",
     )
 )

@@ -17,26 +17,32 @@ from fairseq_lowrank.parts.projection import (
     AttentionDims,
     AttentionInputs,
     KeyValueStates,
-    Modules,
+    Layer,
     Projection,
     check_value_is_key,
     is_plain_linear,
+    split_heads,
 )
 
 
 class LatentProjection(Projection):
-    """c = RMSNorm(y W_c) of size r, k_i = c W^k_i, v_i = c W^v_i (MLA without its rotary part).
+    """c = RMSNorm(y W_c) of size r, k_i = c W^k_i, v_i = c W^v_i.
 
-    Source: DeepSeek-V2 (arXiv 2405.04434, equations 9 to 11); details from ``fla/layers/mla.py`` of flash-linear-attention. A
-    token caches the r numbers of c. Either the keys and values of all heads are computed from c, or W^k is absorbed into the
-    query, (q_i W^k_iᵀ)·c, and W^v into the output, (Σ_s P_i c) W^v_i, so that c is the one key and value of all heads. Both
-    are the same function; the cheaper form is used.
+    With ``rotary_dim`` e, queries and keys have e more features that carry positions: q_i = [x W^q_i, R_t x W^qr_i] and
+    k_i = [c W^k_i, R_s y W^kr], where R turns by the position and all heads share y W^kr. Scores are divided by √(d_k + e).
+
+    Source: DeepSeek-V2 (arXiv 2405.04434, equations 9 to 19); details from ``fla/layers/mla.py`` of flash-linear-attention. A
+    token caches the r numbers of c, and the e numbers of the turned key. Either the keys and values of all heads are computed
+    from c, or W^k is absorbed into the query, (q_i W^k_iᵀ)·c, and W^v into the output, (Σ_s P_i c) W^v_i, so that c is the one key
+    and value of all heads. Both are the same function; the cheaper form is used. With ``qk_norm`` the keys of each head are
+    normalised after they are computed, and nothing is absorbed; the e features are cached as they are, and turned after the norm.
     """
 
     name = "latent"
-    keys_reason = "it caches a latent vector, into whose queries the projection of keys is absorbed"
+    key_state = "latent"
     groups = ()
     factor = "latent_dim"
+    factor_loss = "the norm of the latent depends on the input"
     composes = False
     options = (
         Option(
@@ -44,68 +50,93 @@ class LatentProjection(Projection):
             "size r of the cached vector from which keys and values are computed (default: embedding size / 2)",
             letter="r",
         ),
+        Option(
+            "rotary_dim",
+            "size e of further features of queries and keys that rotary positions turn, an even number (default: none)",
+            letter="e",
+        ),
     )
 
-    def __init__(self, dims: AttentionDims, latent_dim: int | None = None) -> None:
+    def __init__(self, dims: AttentionDims, latent_dim: int | None = None, rotary_dim: int | None = None) -> None:
         super().__init__(dims)
         if dims.vdim != dims.kdim:
             raise ValueError(
                 f"projection {self.name!r} computes keys and values from one input: kdim={dims.kdim}, vdim={dims.vdim}. Set vdim = kdim."
             )
         self.latent_dim = latent_dim or dims.embed_dim // 2
+        self.rotary_dim = self.rotary_size = rotary_dim or 0
+        self.query_size = self.score_size = dims.head_dim + self.rotary_dim
         self.state_heads = 1
         self.state_sizes = {"latent": self.latent_dim}
+        if rotary_dim:
+            self.rotary_state = "rotary_key"
+            self.state_sizes[self.rotary_state] = rotary_dim
 
     @property
     def key_heads(self) -> int:
         return self.dims.num_heads
 
     def score_rank(self, *, mixed: bool) -> int:
-        return min(super().score_rank(mixed=mixed), self.latent_dim)
+        return min(super().score_rank(mixed=mixed), self.latent_dim) + self.rotary_dim
 
     def build_projections(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | None]:
         dims = self.dims
-        return {
+        built: dict[str, nn.Module | None] = {
             "latent_proj": linear(dims.kdim, self.latent_dim, bias=False),
             "k_proj": linear(self.latent_dim, dims.num_heads * dims.head_dim, bias=False),
             "v_proj": linear(self.latent_dim, dims.num_heads * dims.value_dim, bias=False),
-            "q_proj": linear(dims.embed_dim, dims.num_heads * dims.head_dim),
+            "q_proj": linear(dims.embed_dim, dims.num_heads * self.query_size),
         }
+        if self.rotary_dim:
+            built["rotary_key_proj"] = linear(dims.kdim, self.rotary_dim, bias=False)
+        return built
 
     def build_extra_parameters(self) -> dict[str, nn.Module | nn.Parameter]:
         return {"latent_norm": nn.RMSNorm(self.latent_dim)}
 
-    def project_key_value(self, modules: Modules, key: Tensor, value: Tensor) -> KeyValueStates:
+    def project_key_value(self, layer: Layer, key: Tensor, value: Tensor) -> KeyValueStates:
         check_value_is_key(self.name, key, value)
-        latent = modules["latent_norm"](modules["latent_proj"](key))
-        return {"latent": latent.transpose(0, 1)[:, None]}
+        states = {"latent": layer.latent_norm(layer.latent_proj(key))}
+        if self.rotary_dim:
+            states[self.rotary_state] = layer.rotary_key_proj(key)
+        return {name: tensor.transpose(0, 1)[:, None] for name, tensor in states.items()}
 
-    def attention_inputs(self, modules: Modules, q: Tensor, states: KeyValueStates, **needs: bool) -> AttentionInputs:
+    def project_query(self, layer: Layer, query: Tensor) -> Tensor:
+        return split_heads(layer.q_proj(query), self.query_size)
+
+    def attention_inputs(self, layer: Layer, q: Tensor, states: KeyValueStates, **needs: bool) -> AttentionInputs:
         latent = states["latent"]
-        if self._absorbs(modules, q, q.size(2), latent.size(2)):
-            up = modules["k_proj"].weight.view(self.dims.num_heads, self.dims.head_dim, self.latent_dim)
-            return AttentionInputs(q @ up.to(q.dtype), latent, latent)
-        keys = modules["k_proj"](latent[:, 0]).unflatten(-1, (self.dims.num_heads, -1)).transpose(1, 2)
-        return AttentionInputs(q, keys, self.expand_values(modules, states))
+        heads, size = self.dims.num_heads, self.dims.head_dim
+        if self._absorbs(layer, q, q.size(2), latent.size(2)):
+            up = layer.k_proj.weight.view(heads, size, self.latent_dim)
+            absorbed = q[..., :size] @ up.to(q.dtype)
+            if not self.rotary_dim:
+                return AttentionInputs(absorbed, latent, latent)
+            q = torch.cat([absorbed, q[..., size:]], dim=-1)
+            return AttentionInputs(q, torch.cat([latent, states[self.rotary_state]], dim=-1), latent)
+        keys = layer.k_proj(latent[:, 0]).unflatten(-1, (heads, -1)).transpose(1, 2)
+        if self.rotary_dim:
+            keys = torch.cat([keys, states[self.rotary_state].expand(-1, heads, -1, -1)], dim=-1)
+        return AttentionInputs(q, keys, self.expand_values(layer, states))
 
-    def finalize_heads(self, modules: Modules, heads: Tensor, call: AttentionCall) -> Tensor:
-        if not self._absorbs(modules, heads, heads.size(2), call.scores.shape[3]):
+    def finalize_heads(self, layer: Layer, heads: Tensor, call: AttentionCall) -> Tensor:
+        if not self._absorbs(layer, heads, heads.size(2), call.scores.shape[3]):
             return heads
-        up = modules["v_proj"].weight.view(self.dims.num_heads, self.dims.value_dim, self.latent_dim)
+        up = layer.v_proj.weight.view(self.dims.num_heads, self.dims.value_dim, self.latent_dim)
         return heads @ up.mT.to(heads.dtype)
 
-    def expand_values(self, modules: Modules, states: KeyValueStates) -> Tensor:
-        values = modules["v_proj"](states["latent"][:, 0])
+    def expand_values(self, layer: Layer, states: KeyValueStates) -> Tensor:
+        values = layer.v_proj(states["latent"][:, 0])
         return values.unflatten(-1, (self.dims.num_heads, -1)).transpose(1, 2)
 
-    def _absorbs(self, modules: Modules, tensor: Tensor, queries: int, keys: int) -> bool:
+    def _absorbs(self, layer: Layer, tensor: Tensor, queries: int, keys: int) -> bool:
         """Return True if absorbing takes fewer multiplications than computing the keys and values of all heads.
 
         Only plain projections are absorbed: the weight of an adapter or a quantised layer is not all that it computes.
         """
-        if is_traced(tensor):  # one form for all lengths
+        if self.dims.qk_norm or is_traced(tensor):  # keys are normalised whole; a trace has one form for all lengths
             return False
-        if not is_plain_linear(modules["k_proj"]) or not is_plain_linear(modules["v_proj"]):
+        if not is_plain_linear(layer.k_proj) or not is_plain_linear(layer.v_proj):
             return False
         size = self.dims.head_dim + self.dims.value_dim
         return queries * self.latent_dim * (size + 2 * keys) < keys * size * (self.latent_dim + queries)
@@ -140,13 +171,15 @@ class LatentProjection(Projection):
 register(
     Method(
         name="mla",
-        title="Multi-head latent attention, without its rotary part",
-        formula="c = RMSNorm(y W_c)   K_i = c W^k_i   V_i = c W^v_i   Q_i = x W_Q,i,   W_c: d × r",
+        title="Multi-head latent attention",
+        formula=(
+            "c = RMSNorm(y W_c)   K_i = c W^k_i   V_i = c W^v_i   Q_i = x W_Q,i,   W_c: d × r\n"
+            "with --rotary-dim e: K_i = [c W^k_i, R_s y W_R]   Q_i = [x W_Q,i, R_t x W_QR,i],   W_R, W_QR,i: d × e"
+        ),
         parts={"projection": LatentProjection},
-        parameters="d·r + 2·r·h·d_k + 2·d·h·d_k + r",
-        cached="r",
+        parameters="d·r + 2·r·h·d_k + 2·d·h·d_k + r + d·h·e + d·e",
+        cached="r + e",
         kind="restricted",
-        kind_limit="without its norm",
         papers=(
             Paper(
                 "DeepSeek-V2: a strong, economical, and efficient mixture-of-experts language model",
@@ -154,13 +187,7 @@ register(
                 "https://arxiv.org/abs/2405.04434",
             ),
         ),
-        notes=(
-            "A token caches r numbers. For few queries, the query absorbs W^k and the output absorbs W^v, so c is the one key and "
-            "value of all heads. Except for its norm, it is plain attention with factored weights. Keys and values need one input, "
-            "and scores are dot products. Counted with r = d/2, the default."
-        ),
-        use_if="the cache is too large, and `gqa` loses too much",
-        examples=({"latent_dim": 5},),
+        examples=({"latent_dim": 5}, {"latent_dim": 5, "rotary_dim": 2}),
         colour="#006d5b",
     )
 )

@@ -56,11 +56,7 @@ register(
         cached="2·d_k",
         kind="restricted",
         papers=(MHE,),
-        notes="The base of MHE, and the unit of PEoP. All heads are equal, so mixing them only scales each head.",
-        use_if="you need the smallest baseline, in which all heads are one",
         colour="#c5b0d5",
-        poster=("O(n)", "3·d²·n"),
-        in_sweeps=True,
     )
 )
 
@@ -80,13 +76,6 @@ register(
                 "https://arxiv.org/abs/1911.02150",
             ),
         ),
-        notes=(
-            "It is `gqa` with one head of keys and values. With one shared value, mixing probabilities equals mixing head outputs: "
-            "P̄_i V = Σ_j M[j, i] (P_j V). So the output projection absorbs a static M."
-        ),
-        use_if="the cache must be as small as sharing makes it",
-        colour="#9467bd",
-        poster=("O(n²)", "d²·n² + 2·d²·n"),
-        in_sweeps=True,
+        colour="#001a70",
     )
 )

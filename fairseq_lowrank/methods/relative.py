@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fairseq_lowrank.methods.standard import CACHED, PARAMETERS
 from fairseq_lowrank.ops import AttentionMask, DotProduct, Relative, Scores
 from fairseq_lowrank.parts import Method, Paper, register
-from fairseq_lowrank.parts.projection import KeyValueStates, Modules, Projection, split_heads
+from fairseq_lowrank.parts.projection import KeyValueStates, Layer, Projection, split_heads
 from fairseq_lowrank.parts.score import ScoreFunction
 
 
@@ -62,14 +62,14 @@ class RelativePositions(ScoreFunction):
         }
         return {"pos_proj": pos_proj, **biases}
 
-    def reset_parameters(self, modules: Modules) -> None:
-        nn.init.xavier_uniform_(modules["pos_proj"].weight)
-        for name in ("pos_bias_u", "pos_bias_v"):
-            nn.init.normal_(modules[name], std=0.02)  # as in the authors' code
+    def reset_parameters(self, layer: Layer) -> None:
+        nn.init.xavier_uniform_(layer.pos_proj.weight)
+        for bias in (layer.pos_bias_u, layer.pos_bias_v):
+            nn.init.normal_(bias, std=0.02)  # as in the authors' code
 
     def attention_inputs(
         self,
-        modules: Modules,
+        layer: Layer,
         q: Tensor,
         states: KeyValueStates,
         mask: AttentionMask,
@@ -78,9 +78,9 @@ class RelativePositions(ScoreFunction):
         keep_row_constants: bool,
         rows_sum_to_one: bool,
     ) -> tuple[Scores, Tensor]:
-        u, v = (modules[name][:, None].to(q.dtype) for name in ("pos_bias_u", "pos_bias_v"))
+        u, v = (bias[:, None].to(q.dtype) for bias in (layer.pos_bias_u, layer.pos_bias_v))
         scores, values = super().attention_inputs(
-            modules,
+            layer,
             q + u,
             states,
             mask,
@@ -91,18 +91,18 @@ class RelativePositions(ScoreFunction):
         assert isinstance(scores, DotProduct)
         *_, queries, keys = scores.shape
         count = keys if mask.causal else max(keys + queries - 1, keys)
-        return Relative(scores, q + v, self._positions(modules, keys, count, q.dtype, training)), values
+        return Relative(scores, q + v, self._positions(layer, keys, count, q.dtype, training)), values
 
-    def _positions(self, modules: Modules, keys: int, count: int, dtype: torch.dtype, training: bool) -> Tensor:
+    def _positions(self, layer: Layer, keys: int, count: int, dtype: torch.dtype, training: bool) -> Tensor:
         """Return W_r R of the distances keys − 1, keys − 2, …, ``[1, G, count, head_dim]``."""
         exact = torch.promote_types(dtype, torch.float32)
-        distances = torch.arange(keys - 1, keys - 1 - count, -1, device=modules["pos_bias_u"].device, dtype=exact)
+        distances = torch.arange(keys - 1, keys - 1 - count, -1, device=layer.pos_bias_u.device, dtype=exact)
         if self.max_distance >= 0:
             distances = distances.clamp(max=float(self.max_distance))
         dims = self.projection.dims
         table = sinusoids(distances, dims.embed_dim).to(dtype)
         table = F.dropout(table, self.dropout, training)
-        return split_heads(modules["pos_proj"](table[:, None]), dims.head_dim)
+        return split_heads(layer.pos_proj(table[:, None]), dims.head_dim)
 
 
 def sinusoids(distances: Tensor, size: int) -> Tensor:
@@ -127,13 +127,6 @@ register(
                 "https://arxiv.org/abs/1901.02860",
             ),
         ),
-        notes=(
-            "Positions are distances, so memory of earlier segments can precede the keys. Nothing of size n × n is stored. W_R has "
-            "the same number of heads as keys. A key embedding (MHE) changes only k_s, and Mixhead B reads q_t. The term of "
-            "positions is not limited by the rank of the keys, so the scores of a head can exceed rank d_k. It does not work with "
-            "cross attention, EL or appended keys."
-        ),
-        use_if="you train a Transformer-XL",
         preset=False,
     )
 )

@@ -15,12 +15,6 @@ register(
         parameters=f"{PARAMETERS} + h",
         cached=CACHED,
         kind="equal",
-        notes=(
-            "The twin of `gain` before the softmax: a temperature of each head, only the diagonal of L. The projection of queries "
-            "absorbs it exactly: a_i Q_i = x (a_i W_Q,i). So it can express the same as `mha`, and differs only in training. Masks "
-            "and biases are added to the multiplied scores. `--mixing-lr-scale` sets its rate."
-        ),
-        use_if="you need a control for mixing of scores: it can sharpen heads and cannot mix them",
-        colour="#7f7f3f",
+        colour="#bdbdbd",
     )
 )

@@ -14,7 +14,7 @@ from fairseq_lowrank.parts.projection import (
     AttentionDims,
     AttentionInputs,
     KeyValueStates,
-    Modules,
+    Layer,
     Projection,
     check_value_is_key,
     split_heads,
@@ -51,19 +51,19 @@ class SharedKeyValue(Projection):
             "q_proj": linear(dims.embed_dim, self.query_heads * dims.head_dim),
         }
 
-    def project_key_value(self, modules: Modules, key: Tensor, value: Tensor) -> KeyValueStates:
+    def project_key_value(self, layer: Layer, key: Tensor, value: Tensor) -> KeyValueStates:
         check_value_is_key(self.name, key, value)
-        return {"key": split_heads(self.project_key(modules, key), self.dims.head_dim)}
+        return {"key": split_heads(self.project_key(layer, key), self.dims.head_dim)}
 
-    def project_key(self, modules: Modules, key: Tensor) -> Tensor:
+    def project_key(self, layer: Layer, key: Tensor) -> Tensor:
         """Project ``[S, B, kdim]`` to ``[S, B, heads * head_dim]``."""
-        return modules["k_proj"](key)
+        return layer.k_proj(key)
 
-    def attention_inputs(self, modules: Modules, q: Tensor, states: KeyValueStates, **needs: bool) -> AttentionInputs:
+    def attention_inputs(self, layer: Layer, q: Tensor, states: KeyValueStates, **needs: bool) -> AttentionInputs:
         return AttentionInputs(q, states["key"], states["key"])
 
-    def expand_values(self, modules: Modules, states: KeyValueStates) -> Tensor:
-        return super().expand_values(modules, {"value": states["key"]})
+    def expand_values(self, layer: Layer, states: KeyValueStates) -> Tensor:
+        return super().expand_values(layer, {"value": states["key"]})
 
     def plain(self, layer: Any) -> Plain:
         keys = own_weights(layer.k_proj)
@@ -80,9 +80,6 @@ register(
         cached="h·d_k",
         kind="restricted",
         papers=(MHE,),
-        notes="Half the cache of `mha`, because only keys are cached. The value input must be the key input.",
-        use_if="keys and values may be the same, for half the cache",
         colour="#9edae5",
-        poster=("O(n²)", "2·d²·n²"),
     )
 )

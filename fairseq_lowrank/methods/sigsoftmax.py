@@ -23,13 +23,7 @@ register(
             ),
             MIXHEAD,
         ),
-        notes=(
-            "Log-probabilities are not the scores minus a constant in each row, so their rank can exceed that of the scores. It is "
-            "not invariant under a shift of a row, so a constant in a row has an effect. It is an activation, so it works with "
-            "every preset."
-        ),
-        use_if="the rank of log-probabilities should exceed that of scores",
-        colour="#17becf",
+        colour="#e06040",
         preset=False,
     )
 )

@@ -3,7 +3,7 @@
 from typing import Any
 
 from fairseq_lowrank.ops.activation import Softmax
-from fairseq_lowrank.parts import Method, Need, Paper, register
+from fairseq_lowrank.parts import PLAIN, Method, Need, Paper, register
 from fairseq_lowrank.parts.plain import Plain, grouped_weights
 from fairseq_lowrank.parts.projection import Projection
 from fairseq_lowrank.parts.score import ScoreFunction
@@ -47,7 +47,7 @@ def class_of_sizes(layer: Any) -> str:
 
 register(
     Method(
-        name="mha",
+        name=PLAIN,
         title="Standard multi-head attention",
         formula=(
             "Q_i = x W_Q,i   K_i = y W_K,i   V_i = y W_V,i\n"
@@ -62,17 +62,7 @@ register(
             Paper("Attention is all you need", "Vaswani et al. 2017", "https://arxiv.org/abs/1706.03762"),
             FIXEDHEAD,
         ),
-        notes=(
-            "The scores of a head have rank d_k at most. This is the low-rank bottleneck. With positions of full rank, a head of "
-            "size n − 1 can make any positive pattern over n positions, because softmax ignores a constant in each row. A causal "
-            "mask leaves half of the scores free. Then a head of size (n − 1)/2 can make almost any pattern: all except a set of "
-            "measure zero. For example, with n 3 and d_k 1 it cannot make the rows (0.7, 0.3) and (0.4, 0.4, 0.2). `mha` equals "
-            "fairseq's own module, number for number, and loads its checkpoints."
-        ),
-        use_if="you want plain attention, or a baseline through the same code",
-        colour="#1f77b4",
-        poster=("O(n²)", "3·d²·n²"),
-        in_sweeps=True,
+        colour="#0072b2",
     )
 )
 
@@ -88,18 +78,9 @@ register(
         kind="QK",
         kind_of=class_of_sizes,
         papers=(FIXEDHEAD,),
-        notes=(
-            "Theorem 1 of the paper: with positions of full rank and d_k ≥ n, a head can make any positive row-stochastic n × n "
-            "matrix. With some smaller d_k it cannot. Beyond the paper: n − 1 is enough, because softmax ignores a constant in "
-            "each row. For almost every causal pattern, (n − 1)/2 is enough. The cache grows with the head size too. Counted with "
-            "heads of 128."
-        ),
-        use_if="scores need a higher rank, and parameters and cache may grow with the head size",
         needs=Need("head_dim", "a head size", "the paper sets it to the sequence length"),
-        page_sizes={"head_dim": 128},
         examples=({"head_dim": 6},),
-        controls={"mha-wide": "`mha`, wider feed-forward layer", "mha-more-heads": "`mha`, more small heads"},
-        colour="#8c564b",
+        colour="#602060",
     )
 )
 
@@ -122,13 +103,7 @@ register(
                 "https://arxiv.org/abs/2305.13245",
             ),
         ),
-        notes=(
-            "g = h is `mha`, and g = 1 is `mqa`. It saves cache, and parameters of keys and values. The rank of a head's scores "
-            "stays d_k. Counted with two heads of keys and values."
-        ),
-        use_if="the cache of decoding is too large, and quality must stay close to `mha`",
         needs=Need("key_value_heads", "a number of key and value heads", "the paper takes 8 for 64 heads"),
-        page_sizes={"key_value_heads": 2},
         examples=({"key_value_heads": 1}, {"key_value_heads": 2}),
         colour="#6b3fa0",
     )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fairseq_lowrank.parts import AttentionDims, Method, Option, Paper, register
 from fairseq_lowrank.parts.parameters import assign
-from fairseq_lowrank.parts.projection import KeyValueStates, Modules, Projection, split_heads
+from fairseq_lowrank.parts.projection import KeyValueStates, Layer, Projection, split_heads
 
 
 class StructuredScores(Projection):
@@ -68,16 +68,15 @@ class StructuredScores(Projection):
         }
 
     @torch.no_grad()
-    def reset_parameters(self, modules: Modules) -> None:
-        for name in ("query_first", "query_second"):
-            inputs = modules[name].size(-2 if name == "query_first" else -1)
-            assign(modules[name], torch.randn(modules[name].shape) / math.sqrt(inputs))
-        nn.init.ones_(modules["query_scale"])
+    def reset_parameters(self, layer: Layer) -> None:
+        for matrix, inputs in ((layer.query_first, -2), (layer.query_second, -1)):
+            assign(matrix, torch.randn(matrix.shape) / math.sqrt(matrix.size(inputs)))
+        nn.init.ones_(layer.query_scale)
 
-    def project_query(self, modules: Modules, query: Tensor) -> Tensor:
+    def project_query(self, layer: Layer, query: Tensor) -> Tensor:
         dims, blocks = self.dims, self.blocks
-        names = ("query_first", "query_second", "query_scale")
-        first, second, scale = (modules[name].to(query.dtype) for name in names)
+        weights = (layer.query_first, layer.query_second, layer.query_scale)
+        first, second, scale = (weight.to(query.dtype) for weight in weights)
         inputs = query.unflatten(-1, (blocks, -1)).flatten(0, 1).transpose(0, 1)  # [c, T·B, d/c]
         inner = torch.bmm(inputs, first).permute(2, 0, 1)  # [h·kdim/c, c, T·B]
         outer = torch.bmm(second, inner).unflatten(0, (dims.num_heads, -1))  # [h, kdim/c, c, T·B]
@@ -85,10 +84,10 @@ class StructuredScores(Projection):
         scaled = _normalised(mapped) * (scale * math.sqrt(dims.head_dim / dims.kdim))  # scores are divided by √d_k
         return scaled.permute(1, 2, 0, 3)
 
-    def project_key_value(self, modules: Modules, key: Tensor, value: Tensor) -> KeyValueStates:
+    def project_key_value(self, layer: Layer, key: Tensor, value: Tensor) -> KeyValueStates:
         return {
             "key": split_heads(_normalised(key), self.dims.kdim),
-            "value": split_heads(modules["v_proj"](value), self.dims.value_dim),
+            "value": split_heads(layer.v_proj(value), self.dims.value_dim),
         }
 
 
@@ -116,14 +115,6 @@ register(
                 "https://arxiv.org/abs/2509.07963",
             ),
         ),
-        notes=(
-            "Scores have rank d, with O(d^1.5) parameters for each head instead of d². The price is time and cache: products with keys "
-            "grow by d / d_k, and a token caches its input of size d next to its values. The head size sets values alone. The paper maps "
-            "keys instead of queries, so that each head has keys of size d; here all heads share one key. Its layer norm subtracts the "
-            "mean, so all heads lose one direction of the keys. Here queries and keys are divided by their root mean square. "
-            "Counted with c = √d, the divisor of d nearest to it."
-        ),
-        use_if="scores must have full rank and parameters are scarce",
         examples=({}, {"blocks": 4}),
         colour="#3b8ea5",
     )

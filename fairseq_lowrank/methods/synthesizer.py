@@ -15,7 +15,7 @@ from fairseq_lowrank.ops.attention.padding import is_right_padding
 from fairseq_lowrank.parts import Method, Paper, register
 from fairseq_lowrank.parts.parameters import assign
 from fairseq_lowrank.parts.part import Option
-from fairseq_lowrank.parts.projection import KeyValueStates, Modules, Projection, linear_map, split_heads
+from fairseq_lowrank.parts.projection import KeyValueStates, Layer, Projection, linear_map, split_heads
 from fairseq_lowrank.parts.score import ScoreFunction
 
 SYNTHESIZER = Paper(
@@ -66,12 +66,12 @@ class Synthesizer(ScoreFunction):
     def build_projections(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | None]:
         return {**super().build_projections(linear), "k_proj": None}
 
-    def project_key_value(self, modules: Modules, key: Tensor, value: Tensor) -> KeyValueStates:
-        return {name: split_heads(modules["v_proj"](value), size) for name, size in self.state_sizes.items()}
+    def project_key_value(self, layer: Layer, key: Tensor, value: Tensor) -> KeyValueStates:
+        return {name: split_heads(layer.v_proj(value), size) for name, size in self.state_sizes.items()}
 
     def attention_inputs(
         self,
-        modules: Modules,
+        layer: Layer,
         q: Tensor,
         states: KeyValueStates,
         mask: AttentionMask,
@@ -91,9 +91,9 @@ class Synthesizer(ScoreFunction):
         padding, positions = mask.key_padding, None
         if padding is not None and not is_right_padding(padding):
             positions = (~padding).cumsum(dim=1).sub(1).clamp(min=0)
-        return self.scores(modules, q, values, positions, training), values
+        return self.scores(layer, q, values, positions, training), values
 
-    def scores(self, modules: Modules, q: Tensor, values: Tensor, positions: Tensor | None, training: bool) -> Scores:
+    def scores(self, layer: Layer, q: Tensor, values: Tensor, positions: Tensor | None, training: bool) -> Scores:
         """Return the scores of the queries, whose positions are the last ones of the keys.
 
         Args:
@@ -111,6 +111,7 @@ class DenseScores(Synthesizer):
     """
 
     name = "synthesizer-dense"
+    calls_modules = False
     options = (
         Option(
             "synthesizer_heads",
@@ -135,6 +136,15 @@ class DenseScores(Synthesizer):
                 f"synthesizer_heads={self.synthesizer_heads}: expected a divisor of num_heads={projection.dims.num_heads}"
             )
         self.unused_key_projection = unused_key_projection
+        self.unused_modules = ("k_proj",) if unused_key_projection else ()
+
+    @property
+    def key_heads(self) -> int:
+        return self.synthesizer_heads
+
+    def rank(self, *, mixed: bool) -> int:
+        """Return the greatest rank of a head's scores. Features are no linear map of inputs, so the width does not bound them."""
+        return (self.key_heads if mixed else 1) * self.projection.dims.head_dim
 
     @property
     def num_parameters(self) -> int:
@@ -152,8 +162,8 @@ class DenseScores(Synthesizer):
     def build_extra_parameters(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | nn.Parameter]:
         return {"synthesizer": linear(self.projection.dims.head_dim, self.synthesizer_heads * self.max_positions)}
 
-    def reset_parameters(self, modules: Modules) -> None:
-        synthesizer = modules["synthesizer"]
+    def reset_parameters(self, layer: Layer) -> None:
+        synthesizer = layer.synthesizer
         drawn = torch.empty(synthesizer.weight.shape, dtype=synthesizer.weight.dtype, device=synthesizer.weight.device)
         for weight in drawn.chunk(self.synthesizer_heads):
             nn.init.xavier_uniform_(weight)
@@ -161,13 +171,11 @@ class DenseScores(Synthesizer):
         if synthesizer.bias is not None:
             nn.init.zeros_(synthesizer.bias)
 
-    def project_query(self, modules: Modules, query: Tensor) -> Tensor:
-        return F.relu(super().project_query(modules, query))
+    def project_query(self, layer: Layer, query: Tensor) -> Tensor:
+        return F.relu(super().project_query(layer, query))
 
-    def scores(
-        self, modules: Modules, q: Tensor, values: Tensor, positions: Tensor | None, training: bool
-    ) -> DotProduct:
-        keys, synthesizer = values.size(2), modules["synthesizer"]
+    def scores(self, layer: Layer, q: Tensor, values: Tensor, positions: Tensor | None, training: bool) -> DotProduct:
+        keys, synthesizer = values.size(2), layer.synthesizer
         if training:  # an empty call runs the hooks of the module, such as quantisation noise
             synthesizer(synthesizer.weight.new_empty(0, self.projection.dims.head_dim))
         weight, bias = synthesizer.weight, synthesizer.bias
@@ -175,7 +183,7 @@ class DenseScores(Synthesizer):
             weight, bias = linear_map(synthesizer, self.projection.dims.head_dim, q)
         if self.unused_key_projection:
             # Distributed training waits for the gradient of every parameter: these get zeros.
-            weight = weight + sum(parameter[:0].sum() for parameter in modules["k_proj"].parameters())
+            weight = weight + sum(parameter[:0].sum() for parameter in layer.k_proj.parameters())
         table = weight.unflatten(0, (self.synthesizer_heads, -1)).to(q.dtype)
         if bias is not None:
             # The bias of a position is one more feature of its column; queries have a 1 there.
@@ -209,14 +217,14 @@ class RandomScores(Synthesizer):
     def build_extra_parameters(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | nn.Parameter]:
         return {"synthesizer": PairsOfPositions(self.projection.dims.num_heads, self.max_positions)}
 
-    def project_query(self, modules: Modules, query: Tensor) -> Tensor:
+    def project_query(self, layer: Layer, query: Tensor) -> Tensor:
         queries, batch, _ = query.shape
         return query.new_empty(batch, self.projection.dims.num_heads, queries, 0)
 
     def scores(
-        self, modules: Modules, q: Tensor, values: Tensor, positions: Tensor | None, training: bool
+        self, layer: Layer, q: Tensor, values: Tensor, positions: Tensor | None, training: bool
     ) -> RandomSynthesizer:
-        weight, keys = modules["synthesizer"].weight, values.size(2)
+        weight, keys = layer.synthesizer.weight, values.size(2)
         first = keys - q.size(2)
         if positions is None:
             return RandomSynthesizer(weight[:, first:keys, :keys], len(values))
@@ -252,17 +260,6 @@ register(
             SYNTHESIZER,
             MIXHEAD,
         ),
-        notes=(
-            "W_1 is q_proj, and there are no keys. Column s of W_2 acts like a key for the features ReLU(x_t W_1), but it is the "
-            "same in every sentence. So this is dot-product attention to a learned key for each position, without 1/√d_k. Any "
-            "backend computes it, and scores have rank d_k + 1 at most. Mixhead B reads the features. `--synthesizer-heads 1` has "
-            "one W_2 for all heads. `lowrank_synthesizer_lm_wiki103`, one reading of the Mixhead paper's 248M, uses it. This model "
-            "also keeps an unused projection of keys (`--unused-key-projection`); without it, it has 231.2M. A sentence of more "
-            "than n positions is refused. Padding does not count as a position, and decoding caches only values. It does not work "
-            "with cross attention, appended keys, SKV, EL or head embeddings. Counted with n 512, which in fairseq is "
-            "`--max-target-positions` or `--max-source-positions`."
-        ),
-        use_if="you repeat the Synthesizer: scores without keys",
         examples=(
             {},
             {"synthesizer_heads": 1},
@@ -280,12 +277,6 @@ register(
         parameters="2·d·h·d_k + h·n²",
         cached="h·d_k",
         papers=(SYNTHESIZER,),
-        notes=(
-            "There are neither queries nor keys. The pattern of a position is the same in every sentence, and its scores can have "
-            "any rank. Mixhead B reads queries, so it is refused. If no sentence has padding on its left, the memory is that of R. "
-            "The rest is as in `synthesizer-dense`."
-        ),
-        use_if="you repeat the Synthesizer: scores without keys",
         preset=False,
     )
 )

@@ -28,13 +28,7 @@ register(
         cached=CACHED,
         kind="QK",
         papers=(TALKING_HEADS,),
-        notes=(
-            "Mixing before the softmax raises the rank of the scores, which is the bottleneck: Σ_j L[j, i] Q_j K_jᵀ has rank "
-            "min(d, h·d_k). Mixing after the softmax widens the map from values to outputs, as in Mixhead A. Masks and biases are "
-            "added to the mixed scores, so a −∞ is never mixed."
-        ),
-        use_if="scores need a higher rank with the same heads",
-        colour="#e377c2",
+        colour="#6000c0",
     )
 )
 
@@ -48,11 +42,6 @@ register(
         cached=CACHED,
         kind="QK",
         papers=(TALKING_HEADS,),
-        notes=(
-            "The first half of talking heads: Σ_j L[j, i] Q_j K_jᵀ has rank min(d, h·d_k), and values stay each head's own. Masks and "
-            "biases are added to the mixed scores, so a −∞ is never mixed. Its control is `score-gain`."
-        ),
-        use_if="small heads limit the scores, and you want the cheapest repair that was measured",
-        colour="#c51b8a",
+        colour="#00c878",
     )
 )

@@ -13,7 +13,7 @@ from fairseq_lowrank.parts.projection import (
     AttentionDims,
     AttentionInputs,
     KeyValueStates,
-    Modules,
+    Layer,
     Projection,
 )
 
@@ -27,6 +27,7 @@ class TensorProduct(Projection):
     """
 
     name = "tensor-product"
+    key_state, value_state = "key_features", "value_features"
     keys_reason = "it caches factors of keys, not keys"
     groups = ()
     composes = False
@@ -61,24 +62,24 @@ class TensorProduct(Projection):
             "q_proj": linear(dims.embed_dim, self.query_rank * dims.head_dim, bias=False),
         }
 
-    def project_query(self, modules: Modules, query: Tensor) -> Tensor:
-        heads, features = (modules[name](query).transpose(0, 1) for name in ("q_heads_proj", "q_proj"))
+    def project_query(self, layer: Layer, query: Tensor) -> Tensor:
+        heads, features = (factor(query).transpose(0, 1) for factor in (layer.q_heads_proj, layer.q_proj))
         return self._product(heads, features, self.query_rank)
 
-    def project_key_value(self, modules: Modules, key: Tensor, value: Tensor) -> KeyValueStates:
+    def project_key_value(self, layer: Layer, key: Tensor, value: Tensor) -> KeyValueStates:
         projected = {
-            "key_heads": modules["k_heads_proj"](key),
-            "key_features": modules["k_proj"](key),
-            "value_heads": modules["v_heads_proj"](value),
-            "value_features": modules["v_proj"](value),
+            "key_heads": layer.k_heads_proj(key),
+            "key_features": layer.k_proj(key),
+            "value_heads": layer.v_heads_proj(value),
+            "value_features": layer.v_proj(value),
         }
         return {name: tensor.transpose(0, 1)[:, None] for name, tensor in projected.items()}
 
-    def attention_inputs(self, modules: Modules, q: Tensor, states: KeyValueStates, **needs: bool) -> AttentionInputs:
+    def attention_inputs(self, layer: Layer, q: Tensor, states: KeyValueStates, **needs: bool) -> AttentionInputs:
         keys = self._product(states["key_heads"][:, 0], states["key_features"][:, 0], self.factor_rank)
-        return AttentionInputs(q, keys, self.expand_values(modules, states))
+        return AttentionInputs(q, keys, self.expand_values(layer, states))
 
-    def expand_values(self, modules: Modules, states: KeyValueStates) -> Tensor:
+    def expand_values(self, layer: Layer, states: KeyValueStates) -> Tensor:
         return self._product(states["value_heads"][:, 0], states["value_features"][:, 0], self.factor_rank)
 
     @staticmethod
@@ -103,12 +104,6 @@ register(
         papers=(
             Paper("Tensor product attention is all you need", "Zhang et al. 2025", "https://arxiv.org/abs/2501.06425"),
         ),
-        notes=(
-            "Queries, keys and values are quadratic in the input, so scores are not bilinear in the inputs of queries and keys. A "
-            "token caches the factors. The projections have no bias. Counted with r = 2 (`--rank`) and r_q = 6 (`--query-rank`), "
-            "the defaults."
-        ),
-        use_if="both parameters and cache must be small",
         examples=({"factor_rank": 2, "query_rank": 3},),
         colour="#d4b106",
     )

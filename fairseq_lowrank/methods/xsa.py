@@ -49,12 +49,6 @@ register(
         cached=CACHED,
         kind="OV",
         papers=(Paper("Exclusive self-attention", "Zhai 2026", "https://arxiv.org/abs/2603.09078"),),
-        notes=(
-            "A head removes the direction of the value at the same position, which the residual connection already carries. At "
-            "first it equals `mha`. Cross attention has no own value: with an encoder and a decoder, add `--attention-sites "
-            "encoder,decoder`."
-        ),
-        use_if="attention should carry only what the position does not have itself",
         colour="#ffbb78",
     )
 )

@@ -27,6 +27,10 @@ class Softmax:
         """Return the scores whose softmax this is."""
         return scores
 
+    def slope(self, scores: Tensor) -> Tensor:
+        """Return the derivative of :meth:`logits`."""
+        return torch.ones_like(scores)
+
     def forward(self, scores: Tensor, buffer: BufferFn) -> tuple[Tensor, Tensor | None]:
         """Compute the probabilities of finite ``scores`` in place, and return them with what :meth:`backward` reads."""
         return torch.softmax(scores, -1, out=scores), None
@@ -50,6 +54,10 @@ class SigSoftmax(Softmax):
     def logits(self, scores: Tensor) -> Tensor:
         """Return s + log σ(s)."""
         return scores + F.logsigmoid(scores)
+
+    def slope(self, scores: Tensor) -> Tensor:
+        """Return 2 − σ(s)."""
+        return 2 - scores.sigmoid()
 
     def forward(self, scores: Tensor, buffer: BufferFn) -> tuple[Tensor, Tensor]:
         """Compute exp(s) σ(s), normalised, in place, and return it with σ(s).

@@ -8,11 +8,11 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from fairseq_lowrank.ops.activation import activate, at_least_float32, without_autocast
+from fairseq_lowrank.ops.activation import at_least_float32, without_autocast
 from fairseq_lowrank.ops.attention.call import AttentionCall
 from fairseq_lowrank.ops.attention.mask import select_head
 from fairseq_lowrank.ops.attention.mixing import HeadMixing
-from fairseq_lowrank.ops.attention.reference import masked_scores
+from fairseq_lowrank.ops.attention.reference import probabilities
 from fairseq_lowrank.ops.attention.tree import Structure, flatten, unflatten
 from fairseq_lowrank.ops.first_order import first_order, refuse_transforms
 
@@ -104,9 +104,13 @@ def _probabilities(call: AttentionCall, query_padding: Tensor | None, batch: sli
         ),
         mask=call.mask.select_head(batch, head),
         score_bias=None if call.score_bias is None else select_head(call.score_bias, batch, head),
+        distance_bias=None
+        if call.distance_bias is None
+        else select_head(call.distance_bias[..., None], batch, head)[..., 0],
         score_mixing=None,
+        sinks=None if call.sinks is None else call.sinks[head : head + 1],
     )
-    p = activate(masked_scores(one), call.activation)[:, 0]
+    p = probabilities(one)[:, 0]
     return p if query_padding is None else p.masked_fill(query_padding[batch, :, None], 0.0)
 
 

@@ -1,5 +1,6 @@
 """What a part of a layer is, a base class for each axis, and the registry of methods. Imports torch and ``ops`` alone."""
 
+from fairseq_lowrank.parts.distance_bias import DistanceBias
 from fairseq_lowrank.parts.head_map import HeadMap
 from fairseq_lowrank.parts.head_output import HeadOutput
 from fairseq_lowrank.parts.mixing import Mixing
@@ -12,6 +13,7 @@ from fairseq_lowrank.parts.registry import (
     METHODS,
     MODULE_AXES,
     PARTS,
+    PLAIN,
     PRESETS,
     SLOTS,
     Axis,
@@ -32,11 +34,13 @@ __all__ = [
     "METHODS",
     "MODULE_AXES",
     "PARTS",
+    "PLAIN",
     "PRESETS",
     "SLOTS",
     "AttentionDims",
     "Axis",
     "Context",
+    "DistanceBias",
     "HeadMap",
     "HeadOutput",
     "LayerPart",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -15,6 +15,7 @@ class HeadMap(LayerPart):
     """A value of the map axis. It fills the steps ``queries`` and ``states``."""
 
     reads_inputs: ClassVar[bool] = False
+    folds = True
     changes_queries: ClassVar[bool] = True
     """True if it works with separate queries and keys of each head only."""
 
@@ -28,3 +29,14 @@ class HeadMap(LayerPart):
     def equation(self) -> str:
         """Return how a map ``[., .]`` and weights ``[H, D, inputs]`` give mapped weights, for ``torch.einsum``."""
         raise NotImplementedError
+
+    @torch.no_grad()
+    def fold(self, layer: Any) -> None:
+        groups = layer.projection.state_heads
+        for name, heads in (("query", layer.num_heads), ("key", groups), ("value", groups)):
+            if (matrix := getattr(self, name, None)) is not None:
+                projection = getattr(layer, f"{name[0]}_proj")
+                for tensor in (projection.weight, projection.bias):
+                    if tensor is not None:
+                        columns = tensor.view(heads, -1, 1 if tensor.dim() == 1 else tensor.size(1))
+                        assign(tensor, torch.einsum(self.equation(), matrix, columns).reshape(tensor.shape))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from fairseq_lowrank.parts.part import Place
 from fairseq_lowrank.parts.projection import AttentionDims
 from fairseq_lowrank.parts.stages import LayerPart
 
@@ -21,16 +20,11 @@ class HeadOutput(LayerPart):
     changes_queries: ClassVar[bool] = False
     """True if it works with separate queries and keys of each head only."""
 
+    @classmethod
+    def keys_per_output(cls, **options: Any) -> int:
+        """Return how many heads of keys make one output, with these options of the part."""
+        return 1
+
     def __init__(self, dims: AttentionDims) -> None:
         super().__init__()
         self.dims = dims
-
-    @classmethod
-    def check_place(cls, axis: str, place: Place) -> None:
-        super().check_place(axis, place)
-        if cls.reads_own_value and (not place.self_attention or place.has_appended_keys):
-            raise ValueError(
-                f"{axis} {cls.name!r} reads the value at each query's own position, so it needs self-attention "
-                "without appended keys. Choose sites without cross attention (--attention-sites encoder,decoder, "
-                "sites=['encoder', 'decoder'])."
-            )

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fairseq_lowrank.ops import AttentionCall, HeadMixing, StaticMixing
 from fairseq_lowrank.parts.parameters import assign
+from fairseq_lowrank.parts.plain import Inexact, scale_queries
 from fairseq_lowrank.parts.projection import AttentionDims
 from fairseq_lowrank.parts.stages import Context, LayerPart
 
@@ -62,9 +63,52 @@ class Mixing(LayerPart):
         """Return what :attr:`rule` takes: M ``[H, H]``, or ``[H]`` for a diagonal M."""
         return self.weight
 
-    def factors(self) -> Tensor | None:
-        """Return the factors ``[H]`` of heads if M is diagonal, else ``None``."""
-        return None
+    def fixed_matrix(self) -> Tensor | None:
+        """Return M ``[H, H]`` if it is the same for all queries, with these values of the parameters, else ``None``."""
+        if self.reads_inputs or self.reads_queries:
+            return None
+        matrix = self.matrix()
+        return matrix.diag() if matrix.dim() == 1 else matrix
+
+    def _fixed_matrix(self) -> Tensor:
+        if (matrix := self.fixed_matrix()) is None:
+            raise Inexact("M depends on the query")
+        return matrix
+
+    @torch.no_grad()
+    def take_over(self, other: Mixing) -> None:
+        if not self.learns:
+            raise Inexact(f"{self.name!r} is fixed, so it cannot have this M")
+        matrix = other._fixed_matrix()
+        self.set_matrix(matrix)
+        if (result := self.fixed_matrix()) is None or not torch.allclose(result, matrix, rtol=1e-6, atol=1e-6):
+            raise Inexact(f"{self.name!r} cannot have this M")
+
+    def set_matrix(self, matrix: Tensor) -> None:
+        """Set the parameters so that M is ``matrix [H, H]``, or come close to it."""
+        assign(self.weight, matrix)
+
+    @torch.no_grad()
+    def fold(self, layer: Any) -> None:
+        """Fold M into the output projection, whose rows for head i are W_i, or a diagonal L into the queries.
+
+        A diagonal M scales rows: W_i' = M[i, i] W_i. If all heads share one value V, Σ_i Σ_j M[j, i] P_j V W_i =
+        Σ_j P_j V (Σ_i M[j, i] W_i), so W_j' = Σ_i M[j, i] W_i.
+        """
+        matrix = self._fixed_matrix()
+        factors = matrix.diag()
+        diagonal = torch.equal(matrix, factors.diag())
+        if self.field == "score_mixing":
+            if not diagonal:
+                raise Inexact("L mixes the scores of heads")
+            scale_queries(layer, factors)
+        elif diagonal or layer.projection.share_value(layer):
+            weight = layer.out_proj.weight
+            heads = weight.unflatten(1, (self.num_heads, -1))
+            folded = heads * factors[:, None] if diagonal else torch.einsum("ji,oid->ojd", matrix, heads)
+            assign(weight, folded.flatten(1))
+        else:
+            raise Inexact("M mixes heads that have separate values")
 
     def call(self, call: AttentionCall, context: Context) -> AttentionCall:
         operation = self.operation(context.queries, context.inputs)

@@ -15,6 +15,18 @@ Plain = tuple[Weights, Weights, Weights]
 """A projection ``[heads * size, inputs]`` and its bias; a plain layer has one of queries, keys and values."""
 
 
+class Inexact(ValueError):
+    """A conversion of a part that would change outputs.
+
+    Args:
+        reason: as a clause. The caller names the part and says what to do.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
 class NotPlain(UserError):
     """A choice that no plain attention computes.
 
@@ -52,6 +64,21 @@ def grouped_weights(layer: Any) -> Plain:
         return weight, None if bias is None else bias.view(-1, size[name]).repeat_interleave(copies, dim=0).flatten()
 
     return expand("q_proj"), expand("k_proj"), expand("v_proj")
+
+
+@torch.no_grad()
+def scale_queries(layer: Any, factors: Tensor) -> None:
+    """Multiply the queries of each head by a factor, ``[H]``.
+
+    Raises:
+        Inexact: heads share a query.
+    """
+    if layer.projection.query_heads != layer.num_heads:
+        raise Inexact("its heads share one query")
+    for tensor in (layer.q_proj.weight, layer.q_proj.bias):
+        if tensor is not None:
+            rows = factors.repeat_interleave(len(tensor) // len(factors))
+            tensor.mul_(rows if tensor.dim() == 1 else rows[:, None])
 
 
 def copy_weights(source: Any, target: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -15,8 +15,8 @@ from fairseq_lowrank.parts.plain import NotPlain, Plain
 KeyValueStates = dict[str, Tensor]
 """Tensors ``[B, G, S, D]`` by name, from which keys and values are made: everything that a decoding step caches."""
 
-Modules = Mapping[str, Any]
-"""The modules and parameters that a projection and its score function built, by their names in the layer."""
+Layer = Any
+"""The layer of a projection. It has what the projection and the score function built, under fairseq's names."""
 
 
 class AttentionDims(NamedTuple):
@@ -25,9 +25,12 @@ class AttentionDims(NamedTuple):
     Args:
         zero_key: the layer appends a key of zeros.
         queries_per_head: heads of queries that make the output of one head.
+        keys_per_head: heads of keys that make the output of one head.
         cross: keys and values come from an encoder.
         has_appended_keys: the layer appends keys that have no position.
         max_positions: the greatest length of a sentence, if it is known.
+        qk_norm: the layer normalises the queries and keys of heads.
+        depth: the number of the layer in its encoder or decoder, from 1.
     """
 
     embed_dim: int
@@ -39,9 +42,12 @@ class AttentionDims(NamedTuple):
     key_value_heads: int | None = None
     zero_key: bool = False
     queries_per_head: int = 1
+    keys_per_head: int = 1
     cross: bool = False
     has_appended_keys: bool = False
     max_positions: int | None = None
+    qk_norm: bool = False
+    depth: int = 1
 
 
 class AttentionInputs(NamedTuple):
@@ -58,8 +64,9 @@ class AttentionInputs(NamedTuple):
 class Projection(Part):
     """A value of the projection axis. This base class is standard attention with any number of query and key heads.
 
-    A projection holds sizes and no parameters. It builds its modules once; the layer registers them under fairseq's names,
-    so that checkpoints fit, and hands them back to each method.
+    A projection holds sizes and no parameters. It builds its modules once, and the layer adopts them under fairseq's names, so
+    that checkpoints fit. Each method gets the layer and reads them there, for the layer is where adapters, hooks, sharding and
+    replicas replace modules and parameters.
 
     Args:
         dims: the sizes of the layer.
@@ -69,6 +76,9 @@ class Projection(Part):
         state_heads: G, heads of the cached tensors.
         query_size: size of a head's own queries, which mixing reads.
         state_sizes: names of the cached tensors, and their size for one head.
+        score_size: size of what a head compares, before anything is absorbed; scores are divided by its root.
+        rotary_size: how many of its last features rotary positions turn; 0 if there are none to turn.
+        rotary_state: the cached tensor that has these features of the keys.
         state_groups: heads of the cached tensors that have other numbers of heads than ``state_heads``. Such projections take no
             appended keys.
 
@@ -84,6 +94,12 @@ class Projection(Part):
     """False if queries and values have a meaning without keys."""
     factor: ClassVar[str | None] = None
     """The option with the size of the factors, if plain attention can be factored into this projection."""
+    factor_loss: ClassVar[str] = ""
+    """Why the outputs of factors differ from those of plain attention at every size, if they do."""
+    key_state: ClassVar[str] = "key"
+    """The name of the cached tensor that keys are made of."""
+    value_state: ClassVar[str] = "value"
+    """The name of the cached tensor that values are made of, if it is another one."""
     groups: ClassVar[tuple[int, ...] | None] = None
     """The numbers of key and value heads that may be requested; ``None`` means any divisor of the heads."""
 
@@ -96,7 +112,15 @@ class Projection(Part):
             raise ValueError(f"key_value_heads={dims.key_value_heads}: projection {self.name!r} expects {expected}")
         self.state_sizes = {"key": dims.head_dim, "value": dims.value_dim}
         self.state_groups: dict[str, int] = {}
-        self.query_size = dims.head_dim
+        if dims.keys_per_head > 1:
+            if dims.has_appended_keys or self.state_heads != dims.num_heads:
+                raise ValueError(
+                    f"{dims.keys_per_head} keys for each head: they work with a value for each head and without appended keys. Remove "
+                    "key_value_heads, add_bias_kv and add_zero_attn."
+                )
+            self.state_groups["key"] = dims.keys_per_head * dims.num_heads
+        self.query_size = self.score_size = self.rotary_size = dims.head_dim
+        self.rotary_state = "key"
 
     @classmethod
     def check_place(cls, axis: str, place: Place) -> None:
@@ -127,7 +151,7 @@ class Projection(Part):
         """
         dims = self.dims
         return {
-            "k_proj": linear(dims.kdim, self.state_heads * dims.head_dim),
+            "k_proj": linear(dims.kdim, self.key_heads * dims.head_dim),
             "v_proj": linear(dims.vdim, self.state_heads * dims.value_dim),
             "q_proj": linear(dims.embed_dim, self.query_heads * dims.head_dim),
         }
@@ -139,31 +163,32 @@ class Projection(Part):
         """
         return {}
 
-    def reset_parameters(self, modules: Modules) -> None:
+    def reset_parameters(self, layer: Layer) -> None:
         """Set the parameters from :meth:`build_extra_parameters` to their initial values; modules set theirs."""
 
-    def project_query(self, modules: Modules, query: Tensor) -> Tensor:
+    def project_query(self, layer: Layer, query: Tensor) -> Tensor:
         """Return the heads' own queries, which mixing reads.
 
         ``[T, B, embed_dim]`` becomes ``[B, H, T, head_dim]``, or one head for all.
         """
-        return split_heads(modules["q_proj"](query), self.dims.head_dim)
+        return split_heads(layer._modules["q_proj"](query), self.dims.head_dim)
 
-    def project_key_value(self, modules: Modules, key: Tensor, value: Tensor) -> KeyValueStates:
+    def project_key_value(self, layer: Layer, key: Tensor, value: Tensor) -> KeyValueStates:
         """Return the tensors to cache for ``key [S, B, kdim]`` and ``value [S, B, vdim]``.
 
         Raises:
             ValueError: a value that does not fit the key.
         """
         dims = self.dims
+        children = layer._modules  # nn.Module finds an attribute there only after a slow search elsewhere
         return {
-            "key": split_heads(modules["k_proj"](key), dims.head_dim),
-            "value": split_heads(modules["v_proj"](value), dims.value_dim),
+            "key": split_heads(children["k_proj"](key), dims.head_dim),
+            "value": split_heads(children["v_proj"](value), dims.value_dim),
         }
 
     def attention_inputs(
         self,
-        modules: Modules,
+        layer: Layer,
         q: Tensor,
         states: KeyValueStates,
         *,
@@ -178,7 +203,7 @@ class Projection(Part):
         """
         return AttentionInputs(q, states["key"], states["value"])
 
-    def finalize_heads(self, modules: Modules, heads: Tensor, call: AttentionCall) -> Tensor:
+    def finalize_heads(self, layer: Layer, heads: Tensor, call: AttentionCall) -> Tensor:
         """Return ``[B, H, T, value_dim]`` (or one head for all) from the result of the operation on ``call``."""
         return heads
 
@@ -189,6 +214,14 @@ class Projection(Part):
             NotPlain: no plain attention computes this.
         """
         raise NotPlain("projection", self.name)
+
+    def share_value(self, layer: Any) -> bool:
+        """Move what differs between the values of heads into the output projection of ``layer``, which has this projection.
+
+        Returns:
+            False if the heads have separate values. Then nothing changes.
+        """
+        return self.state_sizes.keys() == {"key", "value"} and self.state_groups.get("value", self.state_heads) == 1
 
     @classmethod
     def full_size(cls, dims: AttentionDims) -> int:
@@ -203,7 +236,7 @@ class Projection(Part):
         """
         raise NotImplementedError
 
-    def expand_values(self, modules: Modules, states: KeyValueStates) -> Tensor:
+    def expand_values(self, layer: Layer, states: KeyValueStates) -> Tensor:
         """Return the values that each head averages, ``[B, H, S, value_dim]``."""
         values = states["value"]
         return values.repeat_interleave(self.dims.num_heads // values.size(1), dim=1)

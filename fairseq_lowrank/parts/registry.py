@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
 import re
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from torch import nn
 
@@ -15,9 +18,10 @@ from fairseq_lowrank.ops.activation import ACTIVATIONS, Softmax
 from fairseq_lowrank.parts.head_map import HeadMap
 from fairseq_lowrank.parts.head_output import HeadOutput
 from fairseq_lowrank.parts.mixing import Mixing
-from fairseq_lowrank.parts.part import Option, Part
+from fairseq_lowrank.parts.part import Kind, Option, Part, Value, type_of_values
 from fairseq_lowrank.parts.projection import Projection
 from fairseq_lowrank.parts.score import ScoreFunction
+from fairseq_lowrank.parts.stages import LayerPart
 
 CLASSES = {
     "restricted": "plain attention with tied or factored weights: fewer parameters or a smaller cache, nothing else",
@@ -36,20 +40,26 @@ class Axis:
     Args:
         flag: its name on the command line and in a model's configuration.
         help: what it decides.
-        choices: the names of its values; ``None`` if a value is a positive integer or none, or if the axis is a switch.
+        choices: the names of its values; ``None`` if it is a number or a switch.
         default: the value if none is given; ``False`` for a switch.
         readers: the names of the parts that read it, if it is an option of parts: (axis, part).
+        type: of its values: ``str`` for a choice, ``bool`` for a switch, ``int`` for a positive integer, or ``float``.
     """
 
     flag: str
     help: str
     choices: Collection[str] | None = None
-    default: int | str | None = None
+    default: Value = None
     readers: tuple[tuple[str, str], ...] = ()
+    type: Kind = None  # type: ignore[assignment]  # set below
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "type", type_of_values(self.type, self.default, self.choices))
 
     @property
-    def type(self) -> type:
-        return str if self.choices is not None else bool if self.default is False else int
+    def is_recorded(self) -> bool:
+        """True if states name the value, because no tensor has to show it: a choice, a float, or a whole number with a default."""
+        return self.type in (str, float) or (self.type is int and self.default is not None)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.choices or ())
@@ -75,6 +85,8 @@ SLOTS: dict[str, Slot] = {
     "mixing": Slot(Mixing, ("prob_mixing",)),
     "head_map": Slot(HeadMap),
     "head_output": Slot(HeadOutput),
+    "score_bias": Slot(LayerPart),
+    "attention_sinks": Slot(LayerPart),
 }
 """The axes whose values are parts."""
 
@@ -95,6 +107,8 @@ class LayerParts:
     mixing: Mixing | None
     head_map: HeadMap | None
     head_output: HeadOutput | None
+    score_bias: LayerPart | None
+    attention_sinks: LayerPart | None
 
 
 PARTS: dict[str, dict[str, Any]] = {
@@ -105,6 +119,8 @@ PARTS: dict[str, dict[str, Any]] = {
     "mixing": {"none": None},
     "head_map": {"none": None},
     "head_output": {"none": None},
+    "score_bias": {"none": None},
+    "attention_sinks": {"none": None},
 }
 """The values of each axis whose values are parts: classes, or ``None``. Activations are objects."""
 
@@ -141,6 +157,12 @@ AXES: dict[str, Axis] = {
     "head_output": Axis(
         "head_output", "what happens to the outputs of heads before the output projection", PARTS["head_output"], "none"
     ),
+    "score_bias": Axis(
+        "score_bias", "what is added to scores by the positions of query and key", PARTS["score_bias"], "none"
+    ),
+    "attention_sinks": Axis(
+        "attention_sinks", "what joins the denominator of the softmax", PARTS["attention_sinks"], "none"
+    ),
 }
 """The axes and the options of parts, by their names in :class:`~fairseq_lowrank.attention.AttentionSpec`."""
 
@@ -161,6 +183,26 @@ class Need(NamedTuple):
     advice: str
 
 
+_OF_PAGES = ("kind_limit", "notes", "use_if", "page_sizes", "controls", "in_sweeps", "poster")
+"""Fields of 0.2.0 that only the pages of this project used."""
+
+
+def _accept_fields_of_pages(cls: type[Method]) -> type[Method]:
+    init = cls.__init__
+
+    @functools.wraps(init)
+    def __init__(self: Method, *args: Any, **fields: Any) -> None:
+        # remove in 0.4.0
+        if old := [name for name in _OF_PAGES if fields.pop(name, None) is not None]:
+            message = f"Method: {old[0]} has no effect, and 0.4.0 refuses it. Remove it."
+            warnings.warn(message, DeprecationWarning, stacklevel=2)
+        init(self, *args, **fields)
+
+    cls.__init__ = __init__  # type: ignore[method-assign]
+    return cls
+
+
+@_accept_fields_of_pages
 @dataclass(frozen=True)
 class Method:
     """The declaration of a method.
@@ -177,19 +219,11 @@ class Method:
         cached: the formula of the numbers that a decoding layer caches for a token.
         kind: one of :data:`CLASSES`; ``None`` if the method is not classified.
         kind_of: returns the class of a layer, if the class depends on sizes.
-        kind_limit: a limit of the class, in words.
         papers: its papers; none if the method is from this project.
-        notes: exact properties, and what to know before choosing the method.
-        use_if: when to use the method, as the end of a sentence that begins with "Use it if".
         needs: the axis that the user has to set, if there is one.
-        page_sizes: sizes with which the page counts a layer of d 512 and 8 heads.
         examples: sizes and options with which tests build a layer of d 8 and 2 heads.
-        controls: the rows of ``mha`` in our results that have as many parameters, with their labels.
         colour: its colour in figures; ``None`` if it takes a free one.
         preset: False if the method is a part that goes with any preset: then it is no value of ``--attention``.
-        in_sweeps: True if figures of sweeps show it unless other methods are chosen.
-        poster: growth with the number of heads n, and parameters of its projections in n and the head size d, in the complexity table
-            of the MHE poster.
     """
 
     name: str
@@ -200,24 +234,20 @@ class Method:
     cached: str = ""
     kind: str | None = None
     kind_of: Callable[[Any], str] | None = None
-    kind_limit: str = ""
     papers: tuple[Paper, ...] = ()
-    notes: str = ""
-    use_if: str = ""
     needs: Need | None = None
-    page_sizes: Mapping[str, int | str] = field(default_factory=dict)
     examples: tuple[Mapping[str, int | str], ...] = ({},)
-    controls: Mapping[str, str] = field(default_factory=dict)
     colour: str | None = None
     preset: bool = True
-    in_sweeps: bool = False
-    poster: tuple[str, str] | None = None
 
     @property
     def axes(self) -> dict[str, str]:
         """The values on the axes that the method sets, without those that plain attention has too."""
         return {axis: part.name for axis, part in self.parts.items() if part.name != AXES[axis].default}
 
+
+PLAIN = "mha"
+"""The name of plain attention, which other libraries compute, and the choice if none is given."""
 
 METHODS: dict[str, Method] = {}
 """The declared methods, by name."""
@@ -226,76 +256,138 @@ PRESETS: dict[str, dict[str, str]] = {}
 """The axes that each value of ``--attention`` sets. An axis flag overrides the preset."""
 
 
-def register(method: Method) -> Method:
+def register(method: Method, *, replace: bool = False) -> Method:
     """Add a method and its parts to the registry, and return the method.
 
-    Then ``--attention``, ``build_attention``, ``fairseq-lowrank`` and the generated pages know the method.
+    Then ``--attention``, ``build_attention``, ``fairseq-lowrank`` and the generated pages know the method. The same declaration
+    may be registered again, as a notebook does that runs a cell twice. Its parts replace the first ones: classes of the same
+    module and name are the same part. Layers that are built keep their parts.
+
+    Args:
+        replace: another declaration of this name is replaced.
 
     Raises:
-        UserError: a name that exists or is malformed, an unknown axis, or a part of another kind. Nothing is registered.
+        UserError: a name that exists or is malformed, an unknown axis, a part of another kind, or an option that is declared
+            wrongly or in two ways. Nothing is registered.
     """
-    _check(method)
+    old = METHODS.get(method.name)
+    if old is not None and not replace and not _is_same(old, method):
+        _refuse(method, "another method of this name is registered. Choose another name, or pass replace=True.")
+    _check(method, old)
+    # A dict keeps their order, which tables and pages show.
+    options = dict.fromkeys(option.name for one in (old, method) if one is not None for _, option in _options_of(one))
+    METHODS[method.name] = method
+    if old is not None:
+        _forget_parts(old)
     for axis, part in method.parts.items():
         PARTS[axis][part.name] = part() if axis == "activation" else part
-        for option in getattr(part, "options", ()):
-            _add_option(method.name, axis, part.name, option)
-    METHODS[method.name] = method
+    for name in options:
+        _declare_option(name)
     if method.preset:
         PRESETS[method.name] = method.axes
+    else:
+        PRESETS.pop(method.name, None)
     return method
 
 
-def _check(method: Method) -> None:
-    def refuse(problem: str) -> None:
-        raise UserError(f"method {method.name!r}: {problem}")
+def _is_same_part(first: type, second: type) -> bool:
+    """Return True for two classes that one statement makes, also if it runs twice."""
+    return first is second or (first.__module__, first.__qualname__) == (second.__module__, second.__qualname__)
 
+
+def _is_same(first: Method, second: Method) -> bool:
+    """Return True if two methods have the same fields, and parts of the same classes."""
+    if first.parts.keys() != second.parts.keys() or dataclasses.replace(first, parts=second.parts) != second:
+        return False
+    return all(_is_same_part(part, second.parts[axis]) for axis, part in first.parts.items())
+
+
+def _options_of(method: Method) -> Iterator[tuple[tuple[str, str], Option]]:
+    """Return the options of a method's parts, with the reader of each: (axis, part)."""
+    for axis, part in method.parts.items():
+        for option in getattr(part, "options", ()):
+            yield (axis, part.name), option
+
+
+def _forget_parts(old: Method) -> None:
+    """Remove the parts of a replaced method that no method has now."""
+    for axis, part in old.parts.items():
+        used = any(axis in one.parts and one.parts[axis].name == part.name for one in METHODS.values())
+        if not used and part.name != AXES[axis].default:
+            del PARTS[axis][part.name]
+
+
+def _refuse(method: Method, problem: str) -> NoReturn:
+    raise UserError(f"method {method.name!r}: {problem}")
+
+
+def _check(method: Method, old: Method | None) -> None:
+    """Check a declaration, which takes the place of ``old``."""
     if not isinstance(method.name, str) or not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", method.name):
-        refuse("expected a name of small letters and digits, such as 'my-method'")
-    if method.name in METHODS:
-        refuse("a method of this name is registered. Choose another name.")
+        _refuse(method, "expected a name of small letters and digits, such as 'my-method'")
     for name in ("title", "formula"):
         if not getattr(method, name):
-            refuse(f"{name} is empty. Give it in words.")
+            _refuse(method, f"{name} is empty. Give it in words.")
     if method.kind not in (None, *CLASSES):
-        refuse(f"kind={method.kind!r}: expected one of {', '.join(CLASSES)}, or None")
+        _refuse(method, f"kind={method.kind!r}: expected one of {', '.join(CLASSES)}, or None")
     for axis, part in method.parts.items():
         if axis not in PARTS:
-            refuse(f"parts[{axis!r}]: expected one of {', '.join(PARTS)}")
-        if not (
-            isinstance(part, type) and issubclass(part, SLOTS[axis].base) and isinstance(getattr(part, "name", 0), str)
-        ):
-            refuse(f"parts[{axis!r}]={part!r}: expected a subclass of {SLOTS[axis].base.__name__} with a name")
-        known = PARTS[axis].get(part.name, part)
-        if part.name in PARTS[axis] and part not in (known, type(known)):
-            refuse(f"parts[{axis!r}]: {known!r} has the name {part.name!r} already. Choose another name.")
-        for option in getattr(part, "options", ()):
-            old = AXES.get(option.name)
-            if old is not None and (not old.readers or (old.default, old.choices) != _values(option)):
-                refuse(f"option {option.name!r}: another one has this name. Choose another name.")
-    axes = AXES.keys() | {option.name for part in method.parts.values() for option in getattr(part, "options", ())}
-    for sizes in (method.page_sizes, *method.examples, {method.needs.axis: 0} if method.needs else {}):
+            _refuse(method, f"parts[{axis!r}]: expected one of {', '.join(PARTS)}")
+        is_part = isinstance(part, type) and issubclass(part, SLOTS[axis].base)
+        if not is_part or not isinstance(getattr(part, "name", 0), str):
+            _refuse(method, f"parts[{axis!r}]={part!r}: expected a subclass of {SLOTS[axis].base.__name__} with a name")
+        if part.name in PARTS[axis]:
+            known = PARTS[axis][part.name]
+            known = known if known is None or isinstance(known, type) else type(known)  # activations are objects
+            others = [one.parts.get(axis) for one in METHODS.values() if one is not old]
+            replaced = old is not None and old.parts.get(axis) is known and known not in others
+            if known is None or not (replaced or _is_same_part(known, part)):
+                _refuse(method, f"parts[{axis!r}]: {known!r} has the name {part.name!r} already. Choose another name.")
+    _check_options(method, old)
+    axes = AXES.keys() | {option.name for _, option in _options_of(method)}
+    for sizes in (*method.examples, {method.needs.axis: 0} if method.needs else {}):
         if unknown := sizes.keys() - axes:
-            refuse(f"{', '.join(sorted(unknown))}: no such axis or option. Use {', '.join(axes)}.")
+            _refuse(method, f"{', '.join(sorted(unknown))}: no such axis or option. Use {', '.join(axes)}.")
 
 
-def _values(option: Option) -> tuple[int | str | None, tuple[str, ...] | None]:
-    return option.default, option.choices or None
+def _check_options(method: Method, old: Method | None) -> None:
+    """Check that a method declares its options well, and as the other parts that read them."""
+    replaced = {(axis, part.name) for one in (old, method) if one is not None for axis, part in one.parts.items()}
+    declared: dict[str, Option] = {}
+    for _, option in _options_of(method):
+        try:
+            option.check()
+        except ValueError as error:
+            _refuse(method, str(error))
+        first = declared.setdefault(option.name, option)
+        axis = AXES.get(option.name)
+        known: list[Option | Axis] = (
+            [first] if axis is None or (axis.readers and replaced.issuperset(axis.readers)) else [first, axis]
+        )
+        if any(_values(one) != _values(option) for one in known) or (axis is not None and not axis.readers):
+            _refuse(method, f"option {option.name!r}: another one has this name. Choose another name.")
 
 
-_HELP: dict[str, dict[str, list[str]]] = {}
-"""The texts of each option, with the methods that they are about."""
+def _values(declared: Option | Axis) -> tuple[Kind, Value, tuple[str, ...] | None]:
+    """Return what two declarations of one option have in common."""
+    return declared.type, declared.default, tuple(declared.choices) if declared.choices else None
 
 
-def _add_option(method: str, axis: str, part: str, option: Option) -> None:
-    readers = AXES[option.name].readers if option.name in AXES else ()
-    methods = _HELP.setdefault(option.name, {}).setdefault(option.help, [])
-    if method not in methods:
-        methods.append(method)
-    text = "; ".join(f"{', '.join(methods)}: {text}" for text, methods in _HELP[option.name].items())
-    default, choices = _values(option)
-    if (axis, part) not in readers:
-        readers = (*readers, (axis, part))
-    AXES[option.name] = Axis(option.flag or option.name, text, choices, default, readers)
+def _declare_option(name: str) -> None:
+    """Write what the registered methods declare of an option into the table of axes."""
+    readers: dict[tuple[str, str], Option] = {}
+    texts: dict[str, dict[str, None]] = {}
+    for method in METHODS.values():
+        for reader, option in _options_of(method):
+            if option.name == name:
+                readers[reader] = option
+                texts.setdefault(option.help, {})[method.name] = None
+    if not readers:
+        del AXES[name]
+        return
+    text = "; ".join(f"{', '.join(methods)}: {text}" for text, methods in texts.items())
+    option = next(iter(readers.values()))
+    AXES[name] = Axis(option.flag or name, text, option.choices or None, option.default, tuple(readers), option.type)
 
 
 def evaluate(formula: str, sizes: dict[str, int]) -> int:

@@ -9,14 +9,14 @@ from torch import Tensor, nn
 
 from fairseq_lowrank.ops import AttentionMask, DotProduct, Scores
 from fairseq_lowrank.parts.part import Part, Place
-from fairseq_lowrank.parts.projection import KeyValueStates, Modules, Projection
+from fairseq_lowrank.parts.projection import KeyValueStates, Layer, Projection
 
 
 class ScoreFunction(Part):
     """A value of the score axis. This base class is the scaled dot product of queries and keys.
 
     A score function gets queries, cached tensors and values from the projection. Like a projection it holds no parameters:
-    it builds its modules, the layer registers them, and hands them back to each method.
+    it builds modules, which the layer adopts, and reads them there.
 
     Args:
         projection: of the layer, with its sizes.
@@ -32,19 +32,36 @@ class ScoreFunction(Part):
     """False if scores are computed without queries."""
     bounded_rank: ClassVar[bool] = True
     """False if the head size does not bound the rank of scores."""
+    calls_modules: ClassVar[bool] = True
+    """False if it reads the weight of a module that it does not call."""
+    unused_modules: tuple[str, ...] = ()
+    """The modules whose parameters nothing reads."""
     positions_reason: ClassVar[str | None] = None
     """Why rotary positions have no meaning, if they have none."""
 
     def __init__(self, projection: Projection) -> None:
         self.projection = projection
         self.state_sizes = projection.state_sizes
-        self.scale = projection.dims.head_dim**-0.5
+        self.scale = projection.score_size**-0.5
 
     @classmethod
     def check_place(cls, axis: str, place: Place) -> None:
         super().check_place(axis, place)
         if place.rotary and cls.positions_reason is not None:
             raise ValueError(f"rotary with {axis} {cls.name!r}: {cls.positions_reason}. Use {axis} 'dot-product'.")
+
+    @property
+    def key_heads(self) -> int:
+        """The number of different keys that heads compare queries with, whose scores static mixing adds up."""
+        return self.projection.key_heads
+
+    def rank(self, *, mixed: bool) -> int:
+        """Return the greatest rank of a head's scores.
+
+        Args:
+            mixed: the scores of all heads are mixed.
+        """
+        return min(self.projection.dims.embed_dim, self.projection.score_rank(mixed=mixed))
 
     @property
     def num_parameters(self) -> int:
@@ -68,27 +85,27 @@ class ScoreFunction(Part):
         """Build what is not a projection. The layer calls this after everything that fairseq's own layer draws."""
         return {}
 
-    def reset_parameters(self, modules: Modules) -> None:
+    def reset_parameters(self, layer: Layer) -> None:
         """Set what :meth:`build_extra_parameters` built to its initial values."""
 
-    def project_query(self, modules: Modules, query: Tensor) -> Tensor:
+    def project_query(self, layer: Layer, query: Tensor) -> Tensor:
         """Return the heads' own features of ``query [T, B, embed_dim]``, which mixing reads.
 
         The result is ``[B, H, T, D]``, or one head for all.
         """
-        return self.projection.project_query(modules, query)
+        return self.projection.project_query(layer, query)
 
-    def project_key_value(self, modules: Modules, key: Tensor, value: Tensor) -> KeyValueStates:
+    def project_key_value(self, layer: Layer, key: Tensor, value: Tensor) -> KeyValueStates:
         """Return the tensors to cache for ``key [S, B, kdim]`` and ``value [S, B, vdim]``.
 
         Raises:
             ValueError: a value that does not fit the key.
         """
-        return self.projection.project_key_value(modules, key, value)
+        return self.projection.project_key_value(layer, key, value)
 
     def attention_inputs(
         self,
-        modules: Modules,
+        layer: Layer,
         q: Tensor,
         states: KeyValueStates,
         mask: AttentionMask,
@@ -107,6 +124,6 @@ class ScoreFunction(Part):
             keep_row_constants, rows_sum_to_one: see :meth:`.Projection.attention_inputs`.
         """
         q, k, v = self.projection.attention_inputs(
-            modules, q, states, keep_row_constants=keep_row_constants, rows_sum_to_one=rows_sum_to_one
+            layer, q, states, keep_row_constants=keep_row_constants, rows_sum_to_one=rows_sum_to_one
         )
         return DotProduct(q, k, self.scale), v

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from fairseq_lowrank.ops import AttentionCall
 from fairseq_lowrank.ops.activation import at_least_float32
 from fairseq_lowrank.parts.parameters import NoDecayModule
-from fairseq_lowrank.parts.part import Part
+from fairseq_lowrank.parts.part import Part, Place
+from fairseq_lowrank.parts.plain import Inexact
 from fairseq_lowrank.parts.projection import KeyValueStates
 
 STEPS = ("queries", "states", "call", "heads", "weights")
@@ -58,11 +59,9 @@ class Context(NamedTuple):
         """Return the positions of the queries among the keys, ``[T]``, or ``[B, T]`` if batch entries differ."""
         assert self.queries is not None
         positions = torch.arange(self.queries.size(2) // self.repeats, device=self.queries.device)
-        return (
-            (positions.repeat(self.repeats) + self.first)
-            if isinstance(self.first, int)
-            else (self.first[:, None] + positions)
-        )
+        if isinstance(self.first, Tensor):
+            return self.first[:, None] + positions
+        return positions.repeat(self.repeats) + self.first  # a number, also a symbolic one
 
 
 class LayerPart(NoDecayModule, Part):
@@ -86,12 +85,31 @@ class LayerPart(NoDecayModule, Part):
     """True if the output of a position depends on the position's own value, which only self-attention has."""
     reads_positions: ClassVar[bool] = False
     """True if a step reads :attr:`Context.first`."""
+    folds: ClassVar[bool] = False
+    """True if :meth:`fold` works with all values of the parameters."""
     keeps_float32 = True
     state_sizes: Mapping[str, int] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         cls.filled = frozenset(step for step in STEPS if getattr(cls, step) is not getattr(LayerPart, step))
+
+    @classmethod
+    def needs_self_attention(cls) -> bool:
+        """Return True if it reads positions that queries and keys have in common."""
+        return cls.reads_own_value or cls.reads_positions
+
+    @classmethod
+    def check_place(cls, axis: str, place: Place) -> None:
+        super().check_place(axis, place)
+        if cls.needs_self_attention() and (not place.self_attention or place.has_appended_keys):
+            what = (
+                "the value at each query's own position" if cls.reads_own_value else "the distances of queries and keys"
+            )
+            raise ValueError(
+                f"{axis} {cls.name!r} reads {what}, so it needs self-attention without appended keys. Choose sites without cross "
+                "attention (--attention-sites encoder,decoder, sites=['encoder', 'decoder']), or self_attention=True."
+            )
 
     @property
     def keeps_stock(self) -> bool:
@@ -103,8 +121,29 @@ class LayerPart(NoDecayModule, Part):
         """False if the weights of a row may sum to something else than 1 after the step ``call``."""
         return True
 
+    @property
+    def keeps_probabilities(self) -> bool:
+        """True if the weights that the layer returns are probabilities."""
+        return self.rows_sum_to_one and "weights" not in self.filled
+
     def reset_parameters(self) -> None:
         """Set the parameters to their initial values, also after ``to_empty``."""
+
+    def fold(self, layer: Any) -> None:
+        """Change the projections of ``layer``, which lacks this part, so that the layer computes the same as with the part.
+
+        Raises:
+            Inexact: the projections cannot hold it.
+        """
+        raise Inexact("it depends on the input")
+
+    def take_over(self, other: Any) -> None:
+        """Set the parameters so that this part computes the same as ``other``, a different part of the same axis.
+
+        Raises:
+            Inexact: this part cannot compute the same.
+        """
+        raise Inexact("it is a different function")
 
     def forward(self, step: str, value: Any, context: Context) -> Any:
         """Return what ``step``, one of :data:`STEPS`, makes of a value."""
@@ -148,12 +187,49 @@ Steps = dict[str, list[nn.Module]]
 
 
 def by_step(parts: Iterable[nn.Module]) -> Steps:
-    """Return the parts that fill each step. This is cheap, so a layer asks in each forward pass, and any part may change."""
+    """Return the parts that fill each step."""
     steps: Steps = {}
     for part in parts:
         for step in declared(part).filled:
             steps.setdefault(step, []).append(part)
     return steps
+
+
+class FilledSteps(NamedTuple):
+    """What a layer reads of its parts in each forward pass, found once for the parts that it has.
+
+    Args:
+        children: the parts, or ``None``, by the names that they have in the layer.
+        steps: the parts by the steps that they fill.
+        reads_inputs: a part reads :attr:`Context.inputs`.
+        reads_own_value: a part reads :attr:`Context.own_values`.
+    """
+
+    children: tuple[tuple[str, nn.Module | None], ...]
+    steps: Steps
+    reads_inputs: bool
+    reads_own_value: bool
+
+    @classmethod
+    def of(cls, layer: nn.Module, names: Iterable[str]) -> FilledSteps:
+        """Return the steps that the children of these names fill."""
+        children = tuple((name, layer._modules.get(name)) for name in names)
+        parts = [part for _, part in children if part is not None]
+        declarations = [declared(part) for part in parts]
+        return cls(
+            children,
+            by_step(parts),
+            any(part.reads_inputs for part in declarations),
+            any(part.reads_own_value for part in declarations),
+        )
+
+    def is_of(self, layer: nn.Module) -> bool:
+        """Return False if a part of the layer was replaced, removed or wrapped, by whatever way."""
+        children = layer._modules
+        for name, part in self.children:  # noqa: SIM110 (a generator takes twice the time, in every call)
+            if children.get(name) is not part:
+                return False
+        return True
 
 
 def take_step(steps: Steps, step: str, value: Value, context: Context) -> Value:

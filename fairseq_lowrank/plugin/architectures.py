@@ -27,6 +27,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.parts import PLAIN
 from fairseq_lowrank.plugin import attention, foreign
 from fairseq_lowrank.plugin.flags import SITES
 from fairseq_lowrank.plugin.sizes import embedding_flags
@@ -97,7 +98,7 @@ def coverage(architecture: str) -> Coverage:
     try:
         args = default_arguments(architecture)
         if not issubclass(cls, attention.LowrankModel):
-            args.attention = "mha"
+            args.attention = PLAIN
             args.attention_sites = None
         model = build_small(cls, args, check=False)
     except Exception as error:

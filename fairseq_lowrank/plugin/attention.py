@@ -13,9 +13,10 @@ import contextlib
 import functools
 import inspect
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fairseq import models
 from fairseq.models.transformer_lm import TransformerLanguageModel
@@ -38,10 +39,17 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ModelBuild:
-    """A model that is being built: its class, and its attention options (``None``: fairseq's own attention)."""
+    """A model that is being built: its class, its attention options (``None``: fairseq's own), and its layers so far by site."""
 
     model: type
     options: AttentionOptions | None
+    built: Counter[str] = field(default_factory=Counter)
+
+    def build_attention(self, site: str, *args, **kwargs) -> MultiheadAttention:
+        """Build the next attention layer of a site."""
+        assert self.options is not None
+        self.built[site] += 1
+        return self.options.build_attention(site, *args, depth=self.built[site], **kwargs)
 
 
 _current: ContextVar[ModelBuild | None] = ContextVar("model being built", default=None)
@@ -91,7 +99,7 @@ def build_if_chosen(ours: Callable) -> Callable[[Callable], Callable]:
                 )
             if current is None or current.options is None:
                 return stock(layer, *args, **kwargs)
-            return ours(current.options.build_attention, layer, *args, **kwargs)
+            return ours(current.build_attention, layer, *args, **kwargs)
 
         return build
 

@@ -33,10 +33,11 @@ from torch import Tensor, nn
 
 from fairseq_lowrank.attention import AttentionSpec, MultiheadAttention
 from fairseq_lowrank.attention.layer import RegularizerInput
-from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.messages import UserError, flag_name
 from fairseq_lowrank.ops.activation import at_least_float32
 from fairseq_lowrank.ops.penalties import head_overlap, mixing_orthogonality
-from fairseq_lowrank.parts import PARTS, Mixing
+from fairseq_lowrank.parts import AXES, MODULE_AXES, PARTS, AttentionDims, LayerPart, Mixing, parts_of
+from fairseq_lowrank.parts.stages import declared
 from fairseq_lowrank.plugin.attention import chosen_options
 
 
@@ -87,7 +88,7 @@ def _weights(config: object) -> dict[str, float]:
 
 def _refuse_without_layers(weights: Mapping[str, float], model: str) -> NoReturn:
     flags = ", ".join(map(_flag, weights))
-    raise UserError(f"{flags}: {model} uses fairseq's own attention. Add --attention mha, or another variant.")
+    raise UserError(f"{flags}: {model} uses fairseq's own attention. Add --attention mha, or another method.")
 
 
 def _refuse_without_mixing(weights: Mapping[str, float]) -> NoReturn:
@@ -97,19 +98,23 @@ def _refuse_without_mixing(weights: Mapping[str, float]) -> NoReturn:
     )
 
 
-def _require_probabilities(spec: AttentionSpec) -> None:
+def _parts(spec: AttentionSpec) -> dict[str, LayerPart]:
+    """Return the parts of a layer with these choices, without memory."""
+    sizes = AttentionDims(embed_dim=2, num_heads=1, head_dim=2, value_dim=2, kdim=2, vdim=2)
+    with torch.device("meta"):
+        return {axis: part for axis in MODULE_AXES if (part := spec.build(axis, sizes)) is not None}
+
+
+def _require_probabilities(parts: Mapping[str, LayerPart]) -> None:
     """Refuse an alignment loss, −log of attention weights, if the rows of the weights do not sum to 1.
 
-    Rows of mixed heads and of differences do not, so a larger M would lower that loss. Rows of an average do.
+    Rows of mixed heads and of differences do not, so a larger M would lower that loss. A part that learns nothing cannot do so.
     """
-    for flag, value, allowed in (
-        ("mixing", spec.mixing, ("none", "average")),
-        ("output", spec.head_output, ("none", "gate", "head-gate")),
-    ):
-        if value not in allowed:
+    for axis, part in parts.items():
+        if not part.keeps_probabilities:
             raise UserError(
-                f"--load-alignments: the alignment loss needs probabilities, and with --head-{flag} {value} the weights of cross "
-                "attention do not sum to 1. Add --attention-sites encoder,decoder."
+                f"--load-alignments: the alignment loss needs probabilities, and with {flag_name(AXES[axis].flag)} {part.name} the "
+                "weights of cross attention do not sum to 1. Add --attention-sites encoder,decoder."
             )
 
 
@@ -249,7 +254,7 @@ class RegularisedCriterion(criterions.FairseqCriterion):
             return
         options = chosen_options(args, model)
         if aligns and options is not None:
-            _require_probabilities(options.spec_at("cross"))
+            _require_probabilities(_parts(options.spec_at("cross")))
         if not weights:
             return
         if options is None:
@@ -280,7 +285,7 @@ class RegularisedCriterion(criterions.FairseqCriterion):
         if isinstance(self, LabelSmoothedCrossEntropyCriterionWithAlignment) and sample.get("alignments") is not None:
             for layer in model.modules():
                 if isinstance(layer, MultiheadAttention) and layer.encoder_decoder_attention:
-                    _require_probabilities(layer.spec)
+                    _require_probabilities({axis: declared(part) for axis, part in parts_of(layer).items()})
         if not self.penalty_weights:
             return super().forward(model, sample, *args, **kwargs)
         with Penalties(self.penalty_weights, self.check_model(model)) as penalties:

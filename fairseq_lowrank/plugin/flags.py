@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from fairseq_lowrank.attention import AXES, PRESETS, AttentionConfig, AttentionSpec
 from fairseq_lowrank.messages import IMPORT_PLUGIN, UserError, did_you_mean
 from fairseq_lowrank.ops import BACKENDS
-from fairseq_lowrank.parts import MODULE_AXES, SLOTS, Axis, parts_of
+from fairseq_lowrank.parts import MODULE_AXES, PARTS, PLAIN, SLOTS, Axis, parts_of
 from fairseq_lowrank.plugin.layer import FairseqAttention
 
 SITES = ("encoder", "decoder", "cross")
@@ -54,8 +54,8 @@ def _axis_flag(axis: Axis) -> Flag:
     if axis.type is bool:
         return bool, {}, axis.help
     if axis.choices is None:
-        return axis.type, {"metavar": "N"}, axis.help
-    default = axis.default if axis.readers else "the preset's choice"
+        return axis.type, {"metavar": "N" if axis.type is int else "X"}, axis.help
+    default = axis.default if axis.readers else "the method's choice"
     return axis.type, _choices(axis.choices), f"{axis.help}: {', '.join(axis)} (default: {default})"
 
 
@@ -84,7 +84,7 @@ def read_registry() -> bool:
     of_axes = {axis.flag: _axis_flag(axis) for axis in AXES.values()}
     new = not of_axes.keys() <= FLAGS.keys()
     flags: dict[str, Flag] = {
-        "attention": (str, _choices(PRESETS), f"attention variant: {', '.join(PRESETS)} (default: fairseq's own)"),
+        "attention": (str, _choices(PRESETS), f"attention method: {', '.join(PRESETS)} (default: fairseq's own)"),
         **of_axes,
         "no_attention_bias": (bool, {}, "build attention projections without a bias"),
         "attention_backend": (
@@ -275,7 +275,7 @@ class AttentionOptions:
         given = {flag for flag in flags if (flag, flags[flag]) != ("latent_dim", 0)}
         axes = {name: flags[axis.flag] for name, axis in AXES.items() if axis.flag in given}
         try:
-            spec = AttentionSpec.from_preset(flags.get("attention", "mha"), **axes)
+            spec = AttentionSpec.from_preset(flags.get("attention", PLAIN), **axes)
         except ValueError as error:
             raise UserError(str(error)) from error
         if scale != 1 and not learning_parts(spec):
@@ -283,10 +283,10 @@ class AttentionOptions:
                 f"--mixing-lr-scale {scale:g}: this attention has no mixing, gain, head map or gate that learns, so there is no "
                 "learning rate to scale. Use it with such a method, for example --attention mixhead-a."
             )
-        if spec.score == "synthesizer-dense" and getattr(args, "quant_noise_scalar", 0) > 0:
+        if not PARTS["score"][spec.score].calls_modules and getattr(args, "quant_noise_scalar", 0) > 0:
             raise UserError(
-                f"--quant-noise-scalar {args.quant_noise_scalar:g} does not work with --attention-score synthesizer-dense: "
-                "fairseq adds this noise to module calls, and the second layer is read as a table. Remove it, or use --quant-noise-pq."
+                f"--quant-noise-scalar {args.quant_noise_scalar:g} does not work with --attention-score {spec.score}: "
+                "fairseq adds this noise to module calls, and one of its modules is read as a table. Remove it, or use --quant-noise-pq."
             )
         return cls(spec, sites, "no_attention_bias" not in flags, backend, scale)
 
@@ -335,7 +335,7 @@ class AttentionOptions:
                 embedding size, which fairseq's ``--scale-heads`` needs because it scales slices of the output.
         """
         spec = self.spec_at(site)
-        if spec.score != "dot-product" and site == "decoder" and not sizes.get("self_attention", True):
+        if not spec.is_default("score") and site == "decoder" and not sizes.get("self_attention", True):
             raise UserError(
                 f"--cross-self-attention does not work with --attention-score {spec.score}: encoder states have no position "
                 "among the keys. Remove one of the two."

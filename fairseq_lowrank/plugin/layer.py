@@ -11,15 +11,6 @@ from fairseq_lowrank.attention.layer import MultiheadAttention
 from fairseq_lowrank.attention.states import split_in_proj
 from fairseq_lowrank.ops import AttentionMask
 
-# The names that fairseq's layers, its ONNX export and cross-self-attention use for cached tensors.
-# --cross-self-attention looks for prev_key to find out if a state has keys, so each projection caches a tensor of that name.
-_NAMES = {
-    "key": "prev_key",
-    "value": "prev_value",
-    "latent": "prev_key",
-    "key_features": "prev_key",
-    "value_features": "prev_value",
-}
 _PADDING = "prev_key_padding_mask"
 
 
@@ -75,17 +66,27 @@ class FairseqAttention(MultiheadAttention):
         """Set the number of successive hypotheses of each sentence, so that encoder keys are cached once a sentence."""
         self.beam_size = beam_size
 
+    @property
+    def _names(self) -> dict[str, str]:
+        """The names that fairseq's layers, its ONNX export and cross-self-attention use for cached tensors.
+
+        ``--cross-self-attention`` looks for ``prev_key`` to find out if a state has keys.
+        """
+        return {self.projection.value_state: "prev_value", self.projection.key_state: "prev_key"}
+
     def _get_input_buffer(self, incremental_state: IncrementalState | None) -> dict[str, Tensor | None]:
         cache = self.cache.get(incremental_state)
         if cache is None:
             return {}
-        return {_NAMES.get(name, name): tensor for name, tensor in cache.tensors.items()} | {_PADDING: cache.padding}
+        names = self._names
+        return {names.get(name, name): tensor for name, tensor in cache.tensors.items()} | {_PADDING: cache.padding}
 
     def _set_input_buffer(
         self, incremental_state: IncrementalState, buffer: dict[str, Tensor | None]
     ) -> IncrementalState:
+        names = self._names
         # only the padding may be None
-        tensors = {name: cast(Tensor, buffer[_NAMES.get(name, name)]) for name in self.cached_sizes}
+        tensors = {name: cast(Tensor, buffer[names.get(name, name)]) for name in self.cached_sizes}
         padding = buffer.get(_PADDING)  # fairseq's own layer keeps 0 and 1 as floats
         self.cache.set(incremental_state, LayerCache(tensors, None if padding is None else padding.bool()))
         return incremental_state

@@ -113,7 +113,7 @@ PATCHES: tuple[Patch, ...] = (
         "attention",
         "other-attention",
         {"fairseq.modules.MultiheadAttention._load_from_state_dict": states.refuse_states_of_other_attention},
-        "Weights of another attention variant can have the same shapes as fairseq's and mean something else.",
+        "Weights of another attention method can have the same shapes as fairseq's and mean something else.",
         "fairseq checks what a layer's state was saved by",
     ),
     *group(

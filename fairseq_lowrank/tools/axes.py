@@ -6,6 +6,7 @@ from typing import Any
 
 from fairseq_lowrank.attention import AXES, AttentionSpec
 from fairseq_lowrank.parts.projection import Projection
+from fairseq_lowrank.parts.score import ScoreFunction
 
 
 def spec_of(module: Any) -> AttentionSpec:
@@ -16,7 +17,13 @@ def spec_of(module: Any) -> AttentionSpec:
 def projection_of(module: Any, spec: AttentionSpec | None = None) -> Projection:
     """Return the projection of an attention layer, or that which it would have with another `spec`."""
     spec = spec or spec_of(module)
-    return spec.projection_of(module.embed_dim, module.num_heads, module.kdim, module.vdim)
+    longest = getattr(getattr(module, "config", None), "max_positions", None)
+    return spec.projection_of(module.embed_dim, module.num_heads, module.kdim, module.vdim, max_positions=longest)
+
+
+def score_of(module: Any, spec: AttentionSpec | None = None) -> ScoreFunction:
+    """Return the score function of an attention layer, or that which it would have with another `spec`."""
+    return (spec or spec_of(module)).score_of(projection_of(module, spec))
 
 
 def axes_of(module: Any, spec: AttentionSpec | None = None) -> dict[str, Any]:

@@ -84,7 +84,7 @@ def describe(tensors: dict[str, Tensor], axes: dict, mean: Tensor | None, output
         elif query_weight is not None:
             kind = "B"
         else:
-            matrix, kind = _mixing_matrix(matrix, axes.get("mixing"), axes.get("mixing_normalization", "none"))
+            matrix, kind = _mixing_matrix(matrix, axes.get("mixing"), axes)
         found |= _matrix(matrix, kind, axes, output)
     if (of_scores := tensors.pop("score_mixing.weight", None)) is not None:
         found["score_mixing"] = _matrix(of_scores, "L", axes, output)
@@ -97,15 +97,16 @@ def describe(tensors: dict[str, Tensor], axes: dict, mean: Tensor | None, output
     return found
 
 
-def _mixing_matrix(weight: Tensor, rule: str | None, normalization: str) -> tuple[Tensor, str]:
+def _mixing_matrix(weight: Tensor, rule: str | None, axes: dict) -> tuple[Tensor, str]:
     """Return M, computed from the weight by its rule, and `"M"`; or the weight and `"W"` if the rule is not registered."""
     if rule is None:
         return weight, "M"
     if rule not in PARTS["mixing"]:
         return weight, "W"
-    heads = len(weight)
+    heads, part = len(weight), PARTS["mixing"][rule]
+    options = {option.name: axes.get(option.name) for option in part.options}
     dims = AttentionDims(embed_dim=heads, num_heads=heads, head_dim=1, value_dim=1, kdim=heads, vdim=heads)
-    mixing = AttentionSpec(mixing=rule, mixing_normalization=normalization).build("mixing", dims).to(weight)
+    mixing = AttentionSpec(mixing=rule, **options).build("mixing", dims).to(weight)
     mixing.weight.data.copy_(weight)
     with torch.no_grad():
         return mixing.operation(None).mixing_matrix(), "M"

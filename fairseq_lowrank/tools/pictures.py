@@ -26,15 +26,20 @@ from matplotlib.transforms import BboxBase
 from fairseq_lowrank.attention import AXES, METHODS, PRESETS, AttentionSpec
 from fairseq_lowrank.files import kind_of, whole_file
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.parts import PLAIN
 
 STOCK = "stock"
 """The name of fairseq's own attention in figures."""
 # Other variants get these colours, in turn.
-OTHER_COLOURS = ("#111111", "#5254a3", "#637939", "#8c6d31", "#843c39", "#7b4173")
+OTHER_COLOURS = ("#f060f0", "#600000", "#0018f0", "#a848f0", "#f0c060", "#300030")
 # The location of a legend outside the plots of a figure.
 OUTSIDE = "outside right upper"
 LINE_STYLES = ("-", "--", "-.", (0, (1, 1)), (0, (6, 1, 1, 1, 1, 1)), (0, (3, 3)))
 MARKERS = "osD^vP"  # one for each line style, for points without a line
+CLASS_STYLES = {"equal": 1, "OV": 2, "restricted": 3, "QK": 4, "patterns": 5}
+"""The first line style of a method, by its class. Plain attention and methods without a class have the first one."""
+CLASS_COLOURS = ("#0072b2", "#8c8c8c", "#e69f00", "#a0c0e0", "#6000c0", "#00c878")
+"""The colours of classes, in the order of :data:`CLASS_STYLES`; plain attention has the first one."""
 
 
 def attention_kind(preset: str | None, axes: Mapping[str, object] = MappingProxyType({})) -> str:
@@ -58,7 +63,7 @@ def attention_kind(preset: str | None, axes: Mapping[str, object] = MappingProxy
 
     found = values(preset, axes)
     for known in (preset, *METHODS):
-        if found == values("mha", METHODS[known].axes if known in METHODS else {}):
+        if found == values(PLAIN, METHODS[known].axes if known in METHODS else {}):
             return known
     own = values(preset, {})
     return ", ".join([preset, *(f"{name} {value}" for name, value in found.items() if value != own[name])])
@@ -73,14 +78,15 @@ def kind_of_flags(flags: Mapping[str, Any] | None) -> str:
 def colour_of(kind: str) -> str | None:
     """Return the colour that a method has in all figures; ``None`` if it has none."""
     if kind == STOCK:
-        return "#7f7f7f"
+        return "#000000"
     return METHODS[kind].colour if kind in METHODS else None
 
 
 def styles(kinds: Iterable[str]) -> list[dict]:
     """Return a colour and a line style for each model, by its attention (see :func:`attention_kind`).
 
-    If an attention repeats, it gets another line style, and a lighter shade after all styles are used.
+    The line style is that of the method's class. If an attention repeats, it gets another line style, and a lighter shade after all
+    styles are used.
     """
     found: list[dict] = []
     seen: Counter[str] = Counter()
@@ -88,7 +94,9 @@ def styles(kinds: Iterable[str]) -> list[dict]:
     for kind in kinds:
         colour = colour_of(kind) or unknown.setdefault(kind, OTHER_COLOURS[len(unknown) % len(OTHER_COLOURS)])
         rounds, style = divmod(seen[colour], len(LINE_STYLES))
-        found.append({"color": _lighter(colour, 0.6**rounds), "linestyle": LINE_STYLES[style]})
+        first = CLASS_STYLES.get(METHODS[kind].kind or "", 0) if kind in METHODS and kind != PLAIN else 0
+        line = LINE_STYLES[(first + style) % len(LINE_STYLES)]
+        found.append({"color": _lighter(colour, 0.6**rounds), "linestyle": line})
         seen[colour] += 1
     return found
 
@@ -96,6 +104,16 @@ def styles(kinds: Iterable[str]) -> list[dict]:
 def marker(style: dict) -> str:
     """Return the marker for a line style of :func:`styles`."""
     return MARKERS[LINE_STYLES.index(style["linestyle"])]
+
+
+def class_style(kind: str | None) -> dict:
+    """Return the colour, marker and line style of a class of methods, for figures that show classes instead of methods.
+
+    Args:
+        kind: a class of :data:`CLASS_STYLES`; ``None`` for plain attention.
+    """
+    place = CLASS_STYLES.get(kind or "", 0)
+    return {"color": CLASS_COLOURS[place], "linestyle": LINE_STYLES[place], "marker": MARKERS[place]}
 
 
 def _lighter(colour: str, share: float) -> str:

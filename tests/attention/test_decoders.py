@@ -28,7 +28,6 @@ REFUSED = {
     "mhe-mul": "head embeddings of keys are folded",
     "skv": "its cached keys are its values too",
     "el": "its cached keys are its values too",
-    "mla": "caches a latent vector",
     "lrkv": "absorbed into queries",
     "tpa": "caches factors of keys",
     "collaborative": "keys are no head's own",
@@ -36,6 +35,8 @@ REFUSED = {
 TAKEN = [preset for preset in PRESETS if getattr(METHODS[preset].parts.get("projection"), "keys_reason", None) is None]
 EXPRESSIBLE = ("mha", "gain", "sha", "mqa", "gqa", "mfa", "knocking-linear", "mea")
 OPTIONS = {"self_attention": True, "rotary": RotaryPositions(100.0), "qk_norm": True}
+FURTHER = {"mla": {"rotary_dim": 2}}
+"""What a method needs to have rotary positions."""
 
 
 def window_mask(length, size, device="cpu"):
@@ -111,6 +112,51 @@ def test_values_and_gradients_are_the_formulas(preset, options, backend, make, i
             torch.testing.assert_close(found, wanted)
 
 
+@pytest.mark.parametrize("turning", [None, 2], ids=["without rotary features", "rotary features"])
+def test_mla_normalises_and_turns_the_keys_of_each_head(turning, make, inputs):
+    rotary = None if turning is None else RotaryPositions(100.0)
+    layer = make("mla", self_attention=True, qk_norm=True, rotary=rotary, rotary_dim=turning)
+    x, size = inputs(6, 2, 12), layer.head_dim
+    latent = layer.latent_norm(layer.latent_proj(x))
+    q, k, v = (
+        projected.transpose(0, 1).unflatten(-1, (3, -1)).transpose(1, 2)
+        for projected in (layer.q_proj(x), layer.k_proj(latent), layer.v_proj(latent))
+    )
+    if turning is not None:
+        k = torch.cat([k, layer.rotary_key_proj(x).transpose(0, 1)[:, None].expand(-1, 3, -1, -1)], dim=-1)
+    width = size + (turning or 0)
+    q, k = (
+        heads / (heads.square().mean(dim=-1, keepdim=True) + 1e-6).sqrt() * norm.weight
+        for heads, norm in ((q, layer.q_norm), (k, layer.k_norm))
+    )
+    assert layer.q_norm.weight.shape == layer.k_norm.weight.shape == (width,)
+    if turning is not None:
+        q, k = (torch.cat([heads[..., :size], turned(heads[..., size:], 100.0)], dim=-1) for heads in (q, k))
+    scores = (q @ k.mT / width**0.5).masked_fill(
+        torch.ones(6, 6, dtype=torch.bool, device=x.device).triu(1), -torch.inf
+    )
+    expected = layer.out_proj((scores.softmax(dim=-1) @ v).transpose(1, 2).flatten(2)).transpose(0, 1)
+    output, _ = layer(x, x, x, attn_mask=CAUSAL, need_weights=False)
+    torch.testing.assert_close(output, expected)
+    state = {}
+    steps = [layer(step, step, step, incremental_state=state, need_weights=False)[0] for step in x.split(1)]
+    torch.testing.assert_close(torch.cat(steps), expected)
+    (cache,) = state.values()
+    sizes = {"latent": 6} if turning is None else {"latent": 6, "rotary_key": 2}
+    assert {name: tensor.size(3) for name, tensor in cache.tensors.items()} == sizes
+    assert layer.cached_numbers == sum(sizes.values())
+
+
+def test_rotary_positions_of_mla_need_features_that_turn(make):
+    with pytest.raises(ValueError, match=r"rotary with projection 'latent': .* rotary_dim=N"):
+        make("mla", self_attention=True, rotary=RotaryPositions())
+    with pytest.raises(ValueError, match="rotary_dim=3: rotary positions turn pairs"):
+        make("mla", self_attention=True, rotary_dim=3)
+    with pytest.raises(ValueError, match="rotary needs queries and keys of one sequence"):
+        make("mla", encoder_decoder_attention=True, rotary_dim=2)
+    assert make("mla", self_attention=True, rotary_dim=2).rotary.base == 10000
+
+
 @pytest.mark.parametrize("preset", EXPRESSIBLE)
 def test_a_plain_layer_with_the_same_options_gives_the_same(preset, make, inputs):
     """Keys are whole when they are normalised and turned, in each projection that takes the options."""
@@ -129,7 +175,7 @@ def test_a_plain_layer_with_the_same_options_gives_the_same(preset, make, inputs
 @pytest.mark.parametrize("preset", TAKEN)
 def test_decoding_equals_the_full_pass(preset, small, make, inputs, device, monkeypatch):
     monkeypatch.setattr(decoding, "SMALL_CACHE", small)
-    layer, x = make(preset, **OPTIONS), inputs(9, 2, 12)
+    layer, x = make(preset, **OPTIONS, **FURTHER.get(preset, {})), inputs(9, 2, 12)
     padding = torch.zeros(2, 9, dtype=torch.bool, device=device)
     padding[0, :2] = True
     for mask, padded in itertools.product((CAUSAL, SlidingWindow(3), SlidingWindow(100)), (None, padding)):
@@ -145,7 +191,8 @@ def test_decoding_equals_the_full_pass(preset, small, make, inputs, device, monk
 
 @pytest.mark.parametrize("preset", TAKEN)
 def test_rotary_positions_count_distances_alone(preset, make, inputs, device):
-    layer, x, noise = make(preset, **OPTIONS), inputs(5, 2, 12), inputs(3, 2, 12, seed=9)
+    layer, x = make(preset, **OPTIONS, **FURTHER.get(preset, {})), inputs(5, 2, 12)
+    noise = inputs(3, 2, 12, seed=9)
     expected, _ = layer(x, x, x, attn_mask=CAUSAL)
     for padded, real in ((torch.cat((noise, x)), slice(3, 8)), (torch.cat((x, noise)), slice(0, 5))):
         padding = torch.ones(2, 8, dtype=torch.bool, device=device)

@@ -250,9 +250,13 @@ def test_a_query_without_keys_gives_the_output_bias_and_finite_gradients(preset,
     ("mask", "key_padding_mask", "message"),
     [
         ("causl", None, "attn_mask='causl': expected a tensor, None or 'causal'"),
-        (torch.zeros(4, 3), None, r"attn_mask of shape \[4, 3\]: expected \[4, 4\], \[6, 4, 4\] or \[2, 3, 4, 4\]"),
+        (
+            torch.zeros(4, 3),
+            None,
+            r"attn_mask of shape \[4, 3\]: expected \[queries, keys\] = \[4, 4\], .* = \[2, 3, 4, 4\]",
+        ),
         (torch.zeros(5, 4, 4), None, r"attn_mask of shape \[5, 4, 4\]: expected"),
-        (None, torch.zeros(2, 3), r"key_padding_mask of shape \[2, 3\]: expected \[2, 4\]"),
+        (None, torch.zeros(2, 3), r"key_padding_mask of shape \[2, 3\]: expected \[batch, keys\] = \[2, 4\]"),
     ],
 )
 def test_masks_that_do_not_fit_are_refused(mask, key_padding_mask, message, make, inputs, device):

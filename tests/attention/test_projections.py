@@ -39,18 +39,18 @@ class Latent(Projection):
             "value_up": nn.Parameter(torch.randn(self.dims.num_heads, RANK, self.dims.value_dim)),
         }
 
-    def project_key_value(self, modules, key, value):
-        return {"latent": split_heads(modules["k_proj"](key), RANK)}
+    def project_key_value(self, layer, key, value):
+        return {"latent": split_heads(layer.k_proj(key), RANK)}
 
-    def attention_inputs(self, modules, q, states, **needs):
-        absorbed = torch.einsum("bhtd,hrd->bhtr", q, modules["key_up"])
+    def attention_inputs(self, layer, q, states, **needs):
+        absorbed = torch.einsum("bhtd,hrd->bhtr", q, layer.key_up)
         return AttentionInputs(absorbed, states["latent"], states["latent"])
 
-    def finalize_heads(self, modules, heads, call):
-        return torch.einsum("bhtr,hrd->bhtd", heads, modules["value_up"])
+    def finalize_heads(self, layer, heads, call):
+        return torch.einsum("bhtr,hrd->bhtd", heads, layer.value_up)
 
-    def expand_values(self, modules, states):
-        return torch.einsum("bgsr,hrd->bhsd", states["latent"], modules["value_up"])
+    def expand_values(self, layer, states):
+        return torch.einsum("bgsr,hrd->bhsd", states["latent"], layer.value_up)
 
 
 @pytest.fixture
@@ -132,6 +132,6 @@ def test_a_structured_map_can_be_the_identity_for_every_number_of_blocks(blocks)
         first.copy_(rows.expand_as(first))
         second.copy_(torch.eye(blocks).expand_as(second))
     x = torch.randn(3, 2, 16)
-    query = layer.projection.project_query(layer._modules | layer._parameters, x)
+    query = layer.projection.project_query(layer, x)
     expected = torch.nn.functional.rms_norm(x, (16,)) * (layer.head_dim / 16) ** 0.5
     torch.testing.assert_close(query, expected.transpose(0, 1).unsqueeze(1).expand_as(query))

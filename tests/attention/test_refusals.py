@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fairseq_lowrank.attention import build_attention
+from fairseq_lowrank.ops.attention import triton
 
 BIG = 100_000_000_000
 
@@ -35,7 +36,7 @@ BIG = 100_000_000_000
         ({"dtype": "float32"}, "dtype='float32': expected a float dtype"),
         ({"device": "gpu"}, "device='gpu': expected a device of torch"),
         ({"backend": "flash"}, "backend='flash': expected one of auto"),
-        ({"preset": None}, "attention preset None: expected one of mha"),
+        ({"preset": None}, "attention method None: expected one of mha"),
         ({"mixing": 3}, "mixing=3: expected one of none"),
     ],
 )
@@ -68,9 +69,43 @@ X, INTEGERS = torch.zeros(5, 2, 16), torch.zeros(5, 2, 16, dtype=torch.int64)
             {"attn_mask": torch.zeros(5, 5).cfloat()},
             "attn_mask of torch.complex64: expected a bool or float",
         ),
+        (([X], X, X), {}, "query is a list: expected a tensor"),
+        ((None, X, X), {}, "query is a NoneType: expected a tensor"),
+        ((X, X, X), {"attn_mask": [[0.0]]}, "attn_mask is a list: expected a tensor"),
+        ((X, X, X), {"key_padding_mask": [[False]]}, r"key_padding_mask is a list: expected a tensor \[batch, keys\]"),
+        ((X, X, X), {"key_padding_mask": torch.zeros(10)}, r"key_padding_mask of shape \[10\]: expected"),
+        (
+            (X.half(), X.half(), X.half()),
+            {},
+            r"query of torch.float16: .* of torch.float32. Pass query.to\(torch.float32",
+        ),
+        ((X, X.double(), X), {}, "key of torch.float64: this layer has weights of torch.float32"),
+        ((X, X, X.bfloat16()), {}, r"value of torch.bfloat16: .* or convert the layer with layer.to\(torch.bfloat16"),
     ],
 )
 def test_a_layer_cannot_be_given(tensors, options, message):
     with pytest.raises(ValueError, match=message) as caught:
         build_attention("mha", 16, 4)(*tensors, **options)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("axes", [{}, {"mixing": "static"}, {"score": "synthesizer-dense"}], ids=str)
+def test_a_layer_takes_other_dtypes_where_torch_casts(axes):
+    layer = build_attention("mha", 16, 4, self_attention=True, max_positions=5, **axes)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        half = X.bfloat16()
+        assert layer(half, half, half)[0].dtype == torch.bfloat16
+    for projection in filter(lambda module: isinstance(module, torch.nn.Linear), layer.children()):
+        projection.register_forward_pre_hook(lambda module, inputs: tuple(tensor.float() for tensor in inputs))
+    assert layer(half, half, half)[0].dtype == torch.float32
+
+
+@pytest.mark.parametrize("weights", [False, True])
+@pytest.mark.parametrize("backend", ["triton", "tiled"])
+def test_a_backend_that_does_not_run_here_is_refused_with_and_without_weights(backend, weights, monkeypatch):
+    monkeypatch.setattr(triton, "device_unsupported_reason", lambda device, dtype: "it has no kernels")
+    layer = build_attention("mha", 16, 4, backend=backend)
+    with pytest.raises(
+        ValueError, match=f"backend='{backend}' does not run on cpu in torch.float32: .*use backend='auto'"
+    ):
+        layer(X, X, X, need_weights=weights)

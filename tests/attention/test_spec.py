@@ -1,7 +1,13 @@
 """Axes, presets and what is refused."""
 
-import pytest
+import inspect
+import pydoc
+import textwrap
 
+import pytest
+import torch
+
+from fairseq_lowrank import attention, ops
 from fairseq_lowrank.attention import AttentionSpec, build_attention
 
 
@@ -53,7 +59,7 @@ def test_an_axis_beside_a_preset_wins_and_none_leaves_it():
 @pytest.mark.parametrize(
     ("preset", "options", "message"),
     [
-        ("mixhead", {}, "attention preset 'mixhead': expected one of mha, fixedhead, gqa"),
+        ("mixhead", {}, "attention method 'mixhead': expected one of mha, fixedhead, gqa"),
         (
             "mha",
             {"scores": "cosine"},
@@ -118,3 +124,16 @@ def test_bad_choices_are_refused(preset, options, message):
 
 def test_a_head_size_frees_the_number_of_heads():
     assert build_attention("mha", 12, 5, head_dim=4).out_proj.weight.shape == (12, 20)
+
+
+def test_help_names_every_axis_and_its_example_runs():
+    text = inspect.getdoc(attention.build_attention)
+    assert not [axis for axis in attention.AXES if f"``{axis}``" not in text]
+    example = textwrap.dedent(text.partition("::\n")[2].partition("Args:")[0])
+    exec(compile(example, "build_attention", "exec"), {"torch": torch, **vars(attention)})
+
+
+@pytest.mark.parametrize("package", [attention, ops])
+def test_help_shows_no_address_of_an_object(package):
+    functions = [getattr(package, name) for name in package.__all__ if callable(getattr(package, name))]
+    assert not [function for function in functions if "0x" in pydoc.plaintext.document(function)]

@@ -116,7 +116,7 @@ def test_biases_and_masks_compile():
             torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", [*PRESETS, "alibi", "t5-bias", "sinks"])
 def test_a_layer_is_exported_for_all_lengths(preset):
     model = Causal(preset).eval()
     x, padding = inputs()
@@ -229,10 +229,12 @@ def test_the_operator_obeys_the_rules_of_torch():
     call = AttentionCall(
         DotProduct(normal(2, 3, 5, 4), normal(2, 1, 6, 4), 0.5),
         normal(2, 3, 6, 2),
-        AttentionMask(True, padding, normal(5, 6)),
+        AttentionMask(True, padding, normal(5, 6), documents=torch.tensor([[0, 0, 0, 1, 1, 1]])),
         score_mixing=StaticMixing(normal(3, 3)),
         prob_mixing=PositionwiseMixing(normal(2, 5, 3, 3)),
         activation="sigsoftmax",
+        sinks=normal(3),
+        distance_bias=normal(1, 3, 10),
     )
     structure, tensors, numbers = flatten(call)
     arguments = (tensors, None, encode(structure), numbers)

@@ -30,6 +30,29 @@ def test_every_command_explains_itself(name, capsys):
     assert cli.command_modules(cli)[name].__doc__.splitlines()[0] in capsys.readouterr().out
 
 
+def test_every_command_is_in_one_group():
+    grouped = [name for group in cli.GROUPS for name in group.commands]
+    assert sorted(grouped) == sorted(cli.command_modules(cli))
+    assert all(group.example.split()[0] in group.commands for group in cli.GROUPS)
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["mesure", "x.pt"], "'measure'"),
+        (["--user-dir", "here", "traduce"], None),
+        (["measure", "--sequnces", "3"], "'--sequences'"),
+        (["measure", "--wholly-other"], None),
+    ],
+)
+def test_a_misspelled_word_is_answered_with_the_closest(words, meant, capsys):
+    with pytest.raises(SystemExit) as exit:
+        cli.main(words)
+    assert exit.value.code == 2
+    error = capsys.readouterr().err
+    assert (f"Did you mean {meant}?" in error) if meant else ("Did you mean" not in error)
+
+
 def test_an_unknown_command_is_refused_in_one_line(capsys):
     with pytest.raises(SystemExit) as exit:
         cli.main(["nonsense"])

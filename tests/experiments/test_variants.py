@@ -8,6 +8,7 @@ import pytest
 
 from experiments import __main__ as experiments
 from experiments import variants
+from experiments.pages import PAGES as TEXTS
 from fairseq_lowrank import parts
 from fairseq_lowrank.attention import METHODS, PRESETS
 
@@ -22,6 +23,15 @@ def class_tests():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def test_every_method_has_a_text_for_its_page():
+    assert TEXTS.keys() == VARIANTS.keys(), "write the text in experiments/pages.py"
+    assert all(text.notes and not text.use_if.endswith(".") for text in TEXTS.values())
+
+
+def test_a_method_without_a_page_is_described_on_another_one():
+    assert "(`avghead`)" in variants.page("mixhead-random") and "avghead.md" not in variants.pages()
 
 
 @pytest.mark.parametrize("preset", PRESETS)

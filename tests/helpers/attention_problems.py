@@ -49,8 +49,9 @@ def problems(
     befores=MIXINGS,
     dtype=torch.float64,
     largest=5,
+    sinks=True,
 ):
-    """Keyword arguments of :func:`attend`: any shapes, masks, biases and mixing. Float tensors require gradients.
+    """Keyword arguments of :func:`attend`: any shapes, masks, biases, sinks and mixing. Float tensors require gradients.
 
     Heads share keys and values in groups of any size; causality may count queries from 0 again, and leave the last keys alone.
     """
@@ -76,6 +77,8 @@ def problems(
     additive["-inf"] = lambda: normal(*shape).detach().masked_fill(coin(*shape), float("-inf"))
     scores = (batch, heads, queries, keys)
     causal = draw(st.booleans())
+    has_positions = queries // repeats <= keys - appended
+    documents = torch.randint(3, (draw(st.sampled_from((1, batch))), keys - appended), generator=generator).to(device)
     return {
         "q": normal(batch, heads, queries, dim),
         "k": normal(batch, key_groups, keys, dim),
@@ -87,9 +90,14 @@ def problems(
             query_repeats=repeats,
             num_appended_keys=appended,
             window=draw(st.sampled_from((None, None, 1, 2, 9))) if causal else None,
+            documents=documents if has_positions and draw(st.booleans()) else None,
         ),
         "activation": draw(st.sampled_from(activations)),
         "score_bias": normal(*shape) if draw(st.booleans()) else None,
+        "sinks": normal(heads) if sinks and draw(st.booleans()) else None,
+        "distance_bias": normal(draw(st.sampled_from((1, batch))), heads, queries // repeats + keys - 1)
+        if draw(st.booleans())
+        else None,
         "scale": draw(st.sampled_from((None, 0.3, 2.0))),
         "score_mixing": mixing_of(draw(st.sampled_from(befores)), normal, scores),
         "prob_mixing": mixing_of(draw(st.sampled_from(mixings)), normal, scores),
@@ -98,10 +106,23 @@ def problems(
 
 def leaves(problem):
     """The tensors of a problem that require gradients, by name."""
-    parts = {name: problem.get(name) for name in ("q", "k", "v", "score_bias")}
+    parts = {name: problem.get(name) for name in ("q", "k", "v", "score_bias", "sinks", "distance_bias")}
     parts["mask.additive"] = problem["mask"].additive
     parts |= {name: problem[name].weight for name in ("score_mixing", "prob_mixing") if problem.get(name) is not None}
     return {name: part for name, part in parts.items() if part is not None and part.requires_grad}
+
+
+def bias_of_distances(problem):
+    """What ``distance_bias`` adds to each score, ``[B, H, T, S]``, entry by entry."""
+    (batch, heads, queries, _), keys, bias = problem["q"].shape, problem["k"].size(2), problem["distance_bias"]
+    result = torch.zeros(batch, heads, queries, keys, dtype=torch.float64)
+    if bias is None:
+        return result
+    positions = queries // problem["mask"].query_repeats
+    for t in range(queries):
+        for s in range(keys):
+            result[:, :, t, s] = bias.detach().cpu()[:, :, positions - 1 - t % positions + s]
+    return result
 
 
 def hidden(problem):
@@ -117,6 +138,9 @@ def hidden(problem):
                 own_keys, positions = keys - mask.num_appended_keys, queries // mask.query_repeats
                 own = t % positions + own_keys - positions  # the key at the position of the query
                 outside = mask.causal and s < own_keys and (s > own or (mask.window and s <= own - mask.window))
+                if mask.documents is not None and s < own_keys:
+                    document = mask.documents[b % len(mask.documents)]
+                    outside = outside or document[own] != document[s]
                 if outside or (mask.key_padding is not None and mask.key_padding[b, s]):
                     result[b, :, t, s] = True
     return result

@@ -12,11 +12,13 @@ import torch
 INFINITY = float("inf")
 
 
-def attend(q, k, v, scale, activation, score_bias=None, hidden=None, mixing=None, before=None, further=None):
+def attend(
+    q, k, v, scale, activation, score_bias=None, hidden=None, mixing=None, before=None, further=None, sinks=None
+):
     """Heads ``[B, H, T, Dv]``, weights and scores ``[B, H, T, S]`` (float64) of ``q, k, v [B, H, N, D]``.
 
     ``score_bias``, ``hidden`` and ``further`` (added before heads are mixed) are ``[B, H, T, S]``; ``mixing`` and
-    ``before`` M as ``[H]``, ``[H, H]`` or ``[B, T, H, H]``.
+    ``before`` M as ``[H]``, ``[H, H]`` or ``[B, T, H, H]``; ``sinks`` ``[H]`` one more score in each row.
     """
     batch, heads, queries, _ = q.shape
     keys, size = k.size(2), v.size(3)
@@ -33,7 +35,9 @@ def attend(q, k, v, scale, activation, score_bias=None, hidden=None, mixing=None
     scores = scores if hidden is None else scores.masked_fill(hidden, -INFINITY)
     probabilities = torch.zeros_like(scores)
     for row in itertools.product(range(batch), range(heads), range(queries)):
-        probabilities[row] = torch.tensor(normalise(scores[row].tolist(), activation), dtype=torch.float64)
+        sink = [] if sinks is None else [sinks[row[1]].item()]
+        found = normalise([*scores[row].tolist(), *sink], activation)
+        probabilities[row] = torch.tensor(found[:keys], dtype=torch.float64)
     weights = probabilities if mixing is None else mix(probabilities, mixing)
     output = torch.zeros(batch, heads, queries, size, dtype=torch.float64)
     for b in range(batch):

@@ -94,8 +94,8 @@ class Plain:
             for i in range(len(rows))
         ]
 
-    def pattern(self, row, hidden):
-        """Probabilities of all keys; zeros if all are hidden."""
+    def pattern(self, row, hidden, i):
+        """Probabilities of all keys in a row of head i; zeros if all are hidden."""
         seen = [s for s in range(len(row)) if not hidden[s]]
         found = dict(zip(seen, self.normalise([row[s] for s in seen]) if seen else (), strict=True))
         return [found.get(s, torch.zeros((), dtype=torch.double)) for s in range(len(row))]
@@ -112,7 +112,7 @@ class Plain:
                 queries = [self.query(i, x) for i in every]
                 scores = [[self.score(i, queries[i], keys[i][s], t + first, s) for s in range(len(key))] for i in every]
                 scores = self.mix_scores(scores, queries, x)
-                patterns = [self.pattern(row, hidden[b, t]) for row in scores]
+                patterns = [self.pattern(row, hidden[b, t], i) for i, row in enumerate(scores)]
                 patterns = self.mix(patterns, queries, x)
                 outputs = [sum(patterns[i][s] * values[i][s] for s in range(len(key))) for i in every]
                 own = [values[i][t + first] for i in every] if first >= 0 else None

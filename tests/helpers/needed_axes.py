@@ -14,7 +14,7 @@ AXES = {
         choices={"projection": PROJECTIONS}.get(name, axis.choices and [c for c in axis.choices if c != "dynamic"]),
     )
     for name, axis in ALL_AXES.items()
-    if name not in ("head_map", "head_output") and not axis.readers
+    if name not in ("head_map", "head_output", "score_bias", "attention_sinks") and not axis.readers
 }
 """The axes and values that combine freely. tests/methods compares the others with their formulas."""
 

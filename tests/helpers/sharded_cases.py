@@ -17,6 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from fairseq_lowrank.attention import METHODS, build_attention, parameter_groups, shard_parts, whole_state_dict
 from fairseq_lowrank.huggingface import apply_attention, load_attention, mixing_state, save_attention
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.parts import MODULE_AXES
 
 SIZE, HEADS = 16, 4
 EXACT, ROUNDED = {"atol": 1e-5, "rtol": 1e-4}, {"atol": 2e-2, "rtol": 2e-2}
@@ -105,11 +106,13 @@ def vectors(dtype):
 @case("layers mhe-add", "mhe-add", torch.float32)
 @case("layers mixhead-b bfloat16", "mixhead-b", torch.bfloat16)
 @case("layers gated bfloat16", "gated", torch.bfloat16)
+@case("layers t5-bias", "t5-bias", torch.float32)
+@case("layers sinks bfloat16", "sinks", torch.bfloat16)
 def layers_train(preset, dtype, rank):
     close = EXACT if dtype == torch.float32 else ROUNDED
     sharded = check_training(lambda: Layers(preset, dtype), vectors(dtype), 1, rank, close)
     for name, parameter in sharded.named_parameters():
-        part = any(axis in name for axis in ("mixing", "head_output", "head_map"))
+        part = not {*name.split(".")}.isdisjoint(MODULE_AXES)
         assert parameter.dtype == (torch.float32 if part else dtype), name
 
 

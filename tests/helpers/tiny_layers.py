@@ -3,12 +3,14 @@
 import torch
 
 from fairseq_lowrank.attention import METHODS, build_attention
+from fairseq_lowrank.parts import MODULE_AXES
 
 SIZE, HEADS, BATCH, LONGEST = 8, 2, 2, 8
 WITHOUT_CROSS = [
     name
     for name, method in METHODS.items()
-    if "score" in method.axes or getattr(method.parts.get("head_output"), "reads_own_value", False)
+    if "score" in method.axes
+    or any(part.needs_self_attention() for axis, part in method.parts.items() if axis in MODULE_AXES)
 ]
 """Methods of self-attention alone."""
 

@@ -9,6 +9,7 @@ from fairseq.data import Dictionary
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
 from fairseq_lowrank.attention import AXES, METHODS, PRESETS
+from fairseq_lowrank.parts import MODULE_AXES
 from fairseq_lowrank.plugin import attention
 
 WORDS = 20
@@ -19,17 +20,22 @@ SIZES = [
 ]
 
 
+def needs_self_attention(preset):
+    """Return True if a method is refused in cross attention because of its parts."""
+    return any(part.needs_self_attention() for axis, part in METHODS[preset].parts.items() if axis in MODULE_AXES)
+
+
 def preset_flags(preset, sites=("encoder", "decoder", "cross")):
     """Return the flags that choose a preset in a model with these sites of attention.
 
-    A number that the preset needs is that of its last example. A method that reads the value at a query's own position leaves out
-    cross attention.
+    A number that the preset needs is that of its last example. A method that needs self-attention leaves out cross
+    attention.
     """
     method, flags = METHODS[preset], ["--attention", preset]
     if method.needs is not None:
         axis = method.needs.axis
         flags += [f"--{AXES[axis].flag.replace('_', '-')}", str(method.examples[-1][axis])]
-    if "cross" in sites and getattr(method.parts.get("head_output"), "reads_own_value", False):
+    if "cross" in sites and needs_self_attention(preset):
         flags += ["--attention-sites", ",".join(site for site in sites if site != "cross")]
     return flags
 

@@ -221,7 +221,7 @@ def test_a_part_fills_every_open_step(steps):
 
 
 def test_a_part_that_a_model_cannot_take_is_refused(steps):
-    with pytest.raises(UserError, match="'maps-queries' sets head_output, which belong to the projections"):
+    with pytest.raises(UserError, match="'maps-queries' sets head_output, which the projections of the model fix"):
         apply_attention(build("bert"), "maps-queries")
     with pytest.raises(UserError, match="'xsa' in cross attention"):
         apply_attention(build("bart"), "xsa")

@@ -43,7 +43,7 @@ def real(family: str, logits: torch.Tensor, left: bool = False) -> torch.Tensor:
 
 
 def sites_of(preset: str) -> tuple[str, ...]:
-    return ("encoder", "decoder") if preset == "xsa" else huggingface.SITES
+    return ("encoder", "decoder") if preset in ("xsa", "t5-bias") else huggingface.SITES
 
 
 @torch.no_grad()
@@ -88,6 +88,12 @@ def brute_force(
     before = matrices(getattr(module, "score_mixing", None), query, inputs)
     scores = [sum(before[j, i] * scores[j] for j in range(heads)) for i in range(heads)]
     patterns = []
+    if (sinks := getattr(module, "attention_sinks", None)) is not None:
+        s_aux = sinks.weight
+    if (bias := getattr(module, "score_bias", None)) is not None:
+        last = torch.arange(keys - query.size(2), keys)
+        added = bias.bias((torch.arange(keys) - last[:, None]).view(1, -1))[0].unflatten(-1, (-1, keys))
+        position_bias = added[None] + (0 if position_bias is None else position_bias)
     for head, score in enumerate(scores):
         if position_bias is not None:
             score = score + position_bias[:, head].double()
@@ -135,9 +141,11 @@ def matrices(mixing, query, inputs):
     return matrix[..., None]
 
 
-@pytest.mark.parametrize("preset", ["mixhead-b", "talking-heads", "gated", "dcmha", "xsa"])
+@pytest.mark.parametrize("preset", ["mixhead-b", "talking-heads", "gated", "dcmha", "xsa", "t5-bias", "sinks"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_mixed_outputs_equal_the_formula(family, preset, monkeypatch):
+    if (family, preset) == ("gpt-oss", "sinks"):
+        return  # it has sinks
     # gpt-oss multiplies its experts' matrices in float32 at most; norms of other families round to it on the way
     dtype = torch.float32 if family == "gpt-oss" else torch.float64
     model = apply_attention(build(family), preset, sites=sites_of(preset)).to(dtype)
@@ -158,7 +166,7 @@ def test_causal_models_do_not_see_the_future(family):
         assert torch.equal(model(input_ids=tokens).logits[:, :-1], model(input_ids=changed).logits[:, :-1])
 
 
-@pytest.mark.parametrize("preset", ["mixhead-b", "xsa"])
+@pytest.mark.parametrize("preset", ["mixhead-b", "xsa", "t5-bias"])
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("family", GENERATING)
 def test_cached_generation_equals_the_full_pass(family, cache, preset):
@@ -212,8 +220,33 @@ def test_a_preset_that_changes_projections_is_refused():
         ("gqa", {"key_value_heads": 2}),
         ("mixhead-a", {"head_dim": 8}),
     ):
-        with pytest.raises(UserError, match=preset):
+        with pytest.raises(UserError, match=next(iter(axes), preset) if preset == "mixhead-a" else preset):
             huggingface.spec_of(preset, **axes)
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        (
+            {"preset": "gqa"},
+            "'gqa' needs a number of key and value heads, which the projections of the model fix. Choose",
+        ),
+        ({"preset": "fixedhead"}, "'fixedhead' needs a head size, which the projections of the model fix. Choose"),
+        ({"preset": "mixhead"}, "expected one of mha, dcmha.* Did you mean 'mixhead-b'"),
+        ({"head_dim": 8}, "head_dim=8: head_dim is fixed by the projections of the model. Set score_mixing"),
+        ({"heads": 8}, "heads=8: heads is not an axis of attention. Set score_mixing"),
+        ({"train": "adapter"}, r"train='adapter': expected 'all' \(every parameter\).* For an adapter of PEFT"),
+        ({"sites": ["decoder"]}, r"BertModel has attention at \['encoder'\]. Use sites=\['encoder'\]"),
+        ({"sites": []}, r"Use sites=\['encoder'\]"),
+        ({"sites": ["encodr"]}, "sites='encodr': .* Did you mean 'encoder'"),
+        ({"layers": [7]}, "there is no layer 7. BertModel has 2 attention layers at 'encoder'. Count layers from 0"),
+    ],
+    ids=str,
+)
+def test_a_choice_that_a_model_cannot_take_says_what_it_can(choice, message):
+    model = build("bert").base_model
+    with pytest.raises(UserError, match=message):
+        apply_attention(model, **{"preset": "mixhead-b"} | choice)
 
 
 def test_sites_and_layers_are_chosen():

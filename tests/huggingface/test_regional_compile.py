@@ -8,7 +8,7 @@ from transformers_families import build
 from fairseq_lowrank.huggingface import apply_attention
 
 
-@pytest.mark.parametrize("preset", ["mixhead-b", "gated-head", "dcmha", "xsa"])
+@pytest.mark.parametrize("preset", ["mixhead-b", "gated-head", "dcmha", "xsa", "t5-bias"])
 def test_twelve_layers_compile_to_one_graph(preset):
     torch.compiler.reset()
     model, counter = apply_attention(build("llama", num_hidden_layers=12), preset), CompileCounter()

@@ -5,16 +5,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from fairseq_lowrank import cli
 from fairseq_lowrank.attention import METHODS, PRESETS, Method, Paper, build_attention, register
-from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.messages import StateDictMismatch, UserError
 from fairseq_lowrank.parts import AXES, CLASSES, PARTS, HeadOutput, Mixing, Option, evaluate
 from fairseq_lowrank.tools import pictures
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "fairseq_lowrank"
-FILES = [file for file in PACKAGE.rglob("*.py") if file.parent.name != "methods"] + [
+# tests/test_layers.py holds the folders of tools to more
+FOLDERS = ("attention", "models", "ops", "parts", "repairs", "tasks")
+FILES = [file for folder in FOLDERS for file in (PACKAGE / folder).rglob("*.py")] + [
     ROOT / "experiments" / "variants.py"
 ]
 
@@ -27,20 +30,20 @@ def names_in(node: ast.AST) -> set[str]:
     return {string for string in strings if string in METHODS}
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
-def test_no_other_file_lists_methods(file):
+def test_no_other_file_lists_methods():
     literals = (
-        node
+        (file, node)
+        for file in FILES
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(node, ast.Dict | ast.List | ast.Tuple | ast.Set)
     )
-    assert not [(node.lineno, names_in(node)) for node in literals if len(names_in(node)) > 1]
+    assert not [(file, node.lineno, names_in(node)) for file, node in literals if len(names_in(node)) > 1]
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_declaration_is_complete(name):
     method = METHODS[name]
-    assert method.parameters and method.cached and method.notes and not method.use_if.endswith(".")
+    assert method.parameters and method.cached
     assert all(isinstance(paper, Paper) and paper.url.startswith("https://") for paper in method.papers)
     assert (method.kind in CLASSES and method.colour) or not method.preset
     parts = [part for values in PARTS.values() for part in values.values() if isinstance(part, type)]
@@ -75,6 +78,11 @@ class Loud(HeadOutput):
     options = (Option("latent_dim", "another size", default="none", choices=("none",)),)
 
 
+def part_with(*options):
+    """Return a part that has these options."""
+    return type("Optional", (Doubled,), {"name": "optional", "options": options})
+
+
 MINE = Method("mine", "Mine", "2 O_i", {"head_output": Doubled})
 
 
@@ -82,13 +90,39 @@ MINE = Method("mine", "Mine", "2 O_i", {"head_output": Doubled})
     ("change", "message"),
     [
         ({"name": "Mine!"}, "expected a name of small letters"),
-        ({"name": "mha"}, "a method of this name is registered"),
+        ({"name": "mha"}, "another method of this name is registered. Choose another name, or pass replace=True"),
         ({"title": ""}, "title is empty"),
         ({"kind": "better"}, "kind='better': expected one of restricted, equal"),
         ({"parts": {"output": Doubled}}, r"parts\['output'\]: expected one of projection, score"),
         ({"parts": {"mixing": Doubled}}, "expected a subclass of Mixing with a name"),
         ({"parts": {"mixing": Halved}}, "has the name 'static' already"),
         ({"parts": {"head_output": Loud}}, "option 'latent_dim': another one has this name"),
+        (
+            {"parts": {"head_output": part_with(Option("mixing", "an axis"))}},
+            "option 'mixing': another one has this name",
+        ),
+        (
+            {"parts": {"head_output": part_with(Option("not a name", "words"))}},
+            "expected the name of a keyword argument",
+        ),
+        ({"parts": {"head_output": part_with(Option("size", ""))}}, "help='': expected a phrase"),
+        ({"parts": {"head_output": part_with(Option("size", "of it", 0))}}, "default=0: expected a positive integer"),
+        ({"parts": {"head_output": part_with(Option("size", "of it", 1.5, type=int))}}, "expected a positive integer"),
+        ({"parts": {"head_output": part_with(Option("rate", "of it", float("nan")))}}, "expected a finite number"),
+        (
+            {"parts": {"head_output": part_with(Option("on", "or off", True))}},
+            "expected False, from which a switch starts",
+        ),
+        (
+            {"parts": {"head_output": part_with(Option("way", "of it", "a"))}},
+            "expected names if, and only if, type is str",
+        ),
+        ({"parts": {"head_output": part_with(Option("way", "of it", "a", ("b", "c")))}}, "expected one of b, c"),
+        ({"parts": {"head_output": part_with(Option("way", "of it", type=list))}}, "expected int, float, bool or str"),
+        (
+            {"parts": {"head_output": part_with(Option("size", "of it"), Option("size", "of it", 2))}},
+            "option 'size': another one has this name",
+        ),
         ({"examples": ({"size": 3},)}, "size: no such axis or option"),
     ],
 )
@@ -97,6 +131,14 @@ def test_a_mistake_in_a_declaration_is_refused_and_registers_nothing(change, mes
     with pytest.raises(UserError, match=message):
         register(replace(MINE, **change))
     assert before == (METHODS, PRESETS, AXES)
+
+
+def test_fields_of_pages_have_no_effect_and_say_so():
+    with pytest.warns(DeprecationWarning, match="notes has no effect, and 0.4.0 refuses it"):
+        assert (
+            Method("mine", "Mine", "2 O_i", {"head_output": Doubled}, notes="It doubles.", use_if="two are better")
+            == MINE
+        )
 
 
 def test_a_registered_method_is_built_by_its_name(methods_leave):
@@ -115,3 +157,75 @@ def test_parameters_of_a_registered_method_are_counted(methods_leave, capsys):
 def test_registered_part_without_tensors_is_marked_in_states(methods_leave):
     register(MINE)
     assert "head_output_doubled" in build_attention("mine", 8, 2).state_dict()
+
+
+CELL = """
+from fairseq_lowrank.attention import Method, register
+from fairseq_lowrank.parts import HeadOutput, Option
+
+
+class Scaled(HeadOutput):
+    name = "scaled"
+    options = (Option("output_factor", "factor of the outputs (default: 1)", 1.0),)
+
+    def __init__(self, dims, output_factor=1.0):
+        super().__init__(dims)
+        self.output_factor = output_factor
+
+    def heads(self, heads, context):
+        return CALLS.append(self) or self.output_factor * heads
+
+
+register(Method("scaled", "Scaled heads", "c O_i", {"head_output": Scaled}))
+"""
+
+
+def test_a_cell_of_a_notebook_may_run_twice(methods_leave):
+    spaces = [{"CALLS": [], "__name__": "__main__"} for _ in range(2)]
+    for space in spaces:
+        exec(CELL, space)
+    x = torch.randn(3, 2, 8)
+    build_attention("scaled", 8, 2, output_factor=0.5)(x, x, x)
+    assert [len(space["CALLS"]) for space in spaces] == [0, 1]
+    assert AXES["output_factor"].readers == (("head_output", "scaled"),)
+
+
+def test_another_method_of_a_name_replaces_parts_and_options_if_it_says_so(methods_leave):
+    exec(CELL, {"CALLS": []})
+    with pytest.raises(UserError, match="pass replace=True"):
+        register(replace(MINE, name="scaled"))
+    register(replace(MINE, name="scaled"), replace=True)
+    assert "scaled" not in PARTS["head_output"] and "output_factor" not in AXES
+    assert build_attention("scaled", 8, 2).spec.head_output == "doubled"
+    register(MINE)
+    register(replace(MINE, title="Mine again"), replace=True)
+    assert "doubled" in PARTS["head_output"] and METHODS["mine"].title == "Mine again"
+
+
+def test_a_part_of_another_method_cannot_be_replaced(methods_leave):
+    register(MINE)
+    other = type("Other", (Doubled,), {"name": "doubled", "__qualname__": "Other"})
+    with pytest.raises(UserError, match="has the name 'doubled' already"):
+        register(replace(MINE, name="theirs", parts={"head_output": other}), replace=True)
+
+
+def test_a_number_of_a_part_is_a_flag_and_is_recorded_in_states(methods_leave):
+    exec(CELL, {"CALLS": []})
+    one, half = build_attention("scaled", 8, 2), build_attention("scaled", 8, 2, output_factor=0.5)
+    assert AXES["output_factor"].type is float and half.head_output.output_factor == 0.5
+    half.load_state_dict(half.state_dict())
+    for layer, other in ((one, half), (half, one)):
+        with pytest.raises(StateDictMismatch, match="output_factor"):
+            layer.load_state_dict(other.state_dict())
+    for wrong in ("2", float("inf"), True):
+        with pytest.raises(ValueError, match=r"output_factor=.*expected a finite number"):
+            build_attention("scaled", 8, 2, output_factor=wrong)
+
+
+def test_a_number_of_a_part_is_read_from_the_command_line(request, capsys):
+    pytest.importorskip("fairseq")
+    request.getfixturevalue("plugins_leave")
+    exec(CELL, {"CALLS": []})
+    sizes = ("--arch", "lowrank_transformer_lm", "--vocab-size", "20", "--attention", "scaled")
+    assert cli.main(["params", *sizes, "--output-factor", "0.25"]) == 0
+    assert "0.25" in capsys.readouterr().out

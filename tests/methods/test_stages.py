@@ -35,6 +35,26 @@ class EveryStep(HeadOutput):
         return weights / 2
 
 
+WAYS = {
+    "set": lambda layer, part: setattr(layer, "mixing", part),
+    "written": lambda layer, part: layer._modules.update(mixing=part),  # as quantisation of torch replaces modules
+    "wrapped": lambda layer, part: setattr(layer, "mixing", Wrapper(part)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_next_call_runs_the_part_that_replaced_another(way):
+    layer, plain = (build_attention("mha", 8, 2, self_attention=True) for _ in range(2))
+    plain.load_state_dict(layer.state_dict())
+    x = torch.randn(5, 3, 8)
+    layer(x, x, x)
+    WAYS[way](layer, EveryStep(layer.projection.dims))
+    plain.head_output = EveryStep(plain.projection.dims)
+    torch.testing.assert_close(layer(x, x, x)[0], plain(x, x, x)[0])
+    del layer.mixing, plain.head_output
+    assert torch.equal(layer(x, x, x)[0], plain(x, x, x)[0])
+
+
 @pytest.mark.parametrize("axis", MODULE_AXES)
 def test_part_fills_every_step_on_any_axis(axis):
     layer = build_attention("mha", 8, 2, self_attention=True).double()

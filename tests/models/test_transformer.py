@@ -1,6 +1,7 @@
 """The translation models: fairseq's own but for attention, and sound in decoding with every kind of attention."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -18,6 +19,14 @@ from fairseq_lowrank.messages import StateDictMismatch
 
 IWSLT = "transformer_iwslt_de_en"
 KINDS = list(itertools.product(PRESETS, AXES["activation"]))
+# Methods that read positions, or that options change.
+KINDS += [
+    ("alibi", "softmax"),
+    ("t5-bias", "softmax"),
+    ("sinks", "sigsoftmax"),
+    ("mla", "softmax", "--rotary-dim", "2", "--attention-sites", "encoder,decoder"),
+    ("diff", "softmax", "--diff-version", "1"),
+]
 
 
 def lowrank(preset="mha", *flags, **options):
@@ -32,8 +41,8 @@ def task():
 @pytest.fixture(scope="module", params=KINDS, ids="-".join)
 def model(request, task):
     """A model of a preset and an activation, away from its start, where float32 would add rounding of its own."""
-    preset, activation = request.param
-    return shake(lowrank(preset, "--attention-activation", activation, task=task)).double()
+    preset, activation, *flags = request.param
+    return shake(lowrank(preset, "--attention-activation", activation, *flags, task=task)).double()
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +196,17 @@ def test_every_parameter_learns(preset, task, source, target):
     # an additive key embedding cancels in softmax; key biases do too
     silent = {name for name, gradient in plain.items() if gradient.abs().max() < 1e-7}
     assert all(name.endswith(("k_proj.bias", "head_embeddings.key")) for name in silent), silent
+
+
+def test_layers_know_their_depth(task):
+    model = lowrank("diff", "--diff-version", "1", task=task)
+    for layers, name in (
+        (model.encoder.layers, "self_attn"),
+        (model.decoder.layers, "self_attn"),
+        (model.decoder.layers, "encoder_attn"),
+    ):
+        starts = [getattr(layer, name).head_output.initial.item() for layer in layers]
+        assert starts == pytest.approx([0.8 - 0.6 * math.exp(-0.3 * index) for index in range(len(layers))])
 
 
 def test_layer_drop_drops_whole_layers(task, source, target):

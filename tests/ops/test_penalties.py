@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from attention_problems import call_of, hidden, problems
+from attention_problems import bias_of_distances, call_of, hidden, problems
 from brute_force import attend
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -41,6 +41,7 @@ def test_head_overlap_is_the_sum_over_pairs_of_heads(data, device):
     if mask.bias is not None:
         bias = mask.bias if bias is None else bias + mask.bias
     shape = (batch, heads, queries, problem["k"].size(2))
+    distances = bias_of_distances(problem)
     q, k = (problem[name].detach().cpu() for name in ("q", "k"))
     k = k.repeat_interleave(heads // k.size(1), dim=1)
     _, weights, _ = attend(
@@ -49,9 +50,10 @@ def test_head_overlap_is_the_sum_over_pairs_of_heads(data, device):
         k,
         dim**-0.5 if problem["scale"] is None else problem["scale"],
         problem["activation"],
-        None if bias is None else bias.detach().cpu().expand(shape),
+        distances if bias is None else distances + bias.detach().cpu().expand(shape),
         hidden(problem),
         before=None if problem["score_mixing"] is None else problem["score_mixing"].weight.detach().cpu(),
+        sinks=problem["sinks"],
     )
     expected = pairwise_overlap(weights.masked_fill(padding[:, None, :, None], 0.0))
     actual = head_overlap(call_of(**problem), SPACES, padding.to(device))
@@ -62,7 +64,8 @@ def test_head_overlap_is_the_sum_over_pairs_of_heads(data, device):
 @given(data=st.data())
 def test_gradients_of_head_overlap_are_its_slopes(data, device):
     problem = data.draw(problems(device, largest=3))
-    leaves = {name: problem.pop(name) for name in ("q", "k", "score_bias") if problem[name] is not None}
+    names = ("q", "k", "score_bias", "sinks", "distance_bias")
+    leaves = {name: problem.pop(name) for name in names if problem[name] is not None}
     before = problem.pop("score_mixing")
     spaces = data.draw(st.sampled_from((SPACES, ("row",), ("column",))))
 

@@ -10,9 +10,9 @@ pytest.importorskip("fairseq")
 
 from fairseq.modules import MultiheadAttention as StockAttention
 from families import FAMILIES, Family
-from tiny_transformer import preset_flags, shake
+from tiny_transformer import needs_self_attention, preset_flags, shake
 
-from fairseq_lowrank.attention import CAUSAL, METHODS, PRESETS, AttentionSpec, MultiheadAttention
+from fairseq_lowrank.attention import CAUSAL, PRESETS, AttentionSpec, MultiheadAttention
 
 NAMES = [family.arch for family in FAMILIES]
 CASES = [
@@ -28,7 +28,7 @@ def ours(model) -> list[MultiheadAttention]:
 
 
 def spec(preset: str, site: str) -> AttentionSpec:
-    if site == "cross" and getattr(METHODS[preset].parts.get("head_output"), "reads_own_value", False):
+    if site == "cross" and needs_self_attention(preset):
         return AttentionSpec()
     words = preset_flags(preset, ())[2:]
     flags = zip((word.strip("-").replace("-", "_") for word in words[::2]), map(int, words[1::2]), strict=True)

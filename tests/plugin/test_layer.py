@@ -6,10 +6,12 @@ from needed_axes import needed_axes
 
 pytest.importorskip("fairseq")
 
+from tiny_transformer import needs_self_attention
+
 from fairseq_lowrank.attention import CAUSAL, PRESETS, AttentionConfig, AttentionSpec
 from fairseq_lowrank.plugin.layer import FairseqAttention
 
-IN_CROSS_ATTENTION = [preset for preset in PRESETS if preset != "xsa"]
+IN_CROSS_ATTENTION = [preset for preset in PRESETS if not needs_self_attention(preset)]
 
 
 def make(preset="mha", **options):

@@ -148,6 +148,7 @@ def build_attention(config: LowrankConfig, site: str, layer_idx: int) -> M2M100A
         self_attention=site != "cross",
         encoder_decoder_attention=site == "cross",
         batch_first=True,
+        depth=layer_idx + 1,
         max_positions=config.max_source_positions if site == "encoder" else config.max_target_positions,
     )
     return LowrankAttention(options, dropout=config.attention_dropout, is_causal=site == "decoder", layer_idx=layer_idx)

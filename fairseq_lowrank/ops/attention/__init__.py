@@ -114,14 +114,24 @@ def explain(call: AttentionCall) -> str:
 
 
 def _requested(backend: str, call: AttentionCall) -> Any:
-    module, device, dtype = check_backend(backend, call), call.v.device, call.v.dtype
+    module = check_backend(backend, call)
     if module in (blocked, triton) and is_traced(call.v) and torch.onnx.is_in_onnx_export():
         raise ValueError(
             f"backend={backend!r} is the operator fairseq_lowrank::{backend}_attention, which ONNX does not have; use backend='auto'"
         )
-    if (reason := module.device_unsupported_reason(device, dtype)) is not None:
-        raise ValueError(f"backend={backend!r} does not run on {device.type} in {dtype}: {reason}; use backend='auto'")
+    check_device(backend, call)
     return module
+
+
+def check_device(backend: str, call: AttentionCall) -> None:
+    """Check that a backend, which is not ``auto``, runs on the device of ``call`` in its dtype.
+
+    Raises:
+        ValueError: it does not.
+    """
+    device, dtype = call.v.device, call.v.dtype
+    if (reason := _BACKENDS[backend].device_unsupported_reason(device, dtype)) is not None:
+        raise ValueError(f"backend={backend!r} does not run on {device.type} in {dtype}: {reason}; use backend='auto'")
 
 
 def check_backend(backend: str, call: AttentionCall) -> Any:
@@ -151,7 +161,7 @@ def _preference(call: AttentionCall) -> tuple[ModuleType, ...]:
         if torch.onnx.is_in_onnx_export():  # it has no operator of this package
             return (reference,)
         # One choice for all lengths.
-        avoid = mixes or call.dropout_p or sdpa.needs_causal_tensor(call) or sdpa.has_two_sizes(call)
+        avoid = mixes or call.dropout_p or sdpa.needs_whole_tensor(call) or sdpa.has_two_sizes(call)
         return (*fused, blocked, reference) if avoid else (sdpa, *fused, blocked, reference)
     _, heads, queries, keys = call.scores.shape
     shared = v.size(1) < heads
@@ -163,7 +173,7 @@ def _preference(call: AttentionCall) -> tuple[ModuleType, ...]:
             return others
         return (sdpa, *others) if gpu_times.prefers_sdpa(call) else (*fused, sdpa, *others)
     drops = call.dropout_p and not prefer.sdpa_drops
-    whole = sdpa.needs_causal_tensor(call) or (sdpa.has_two_sizes(call) and not prefer.sdpa_of_two_sizes)
+    whole = sdpa.needs_whole_tensor(call) or (sdpa.has_two_sizes(call) and not prefer.sdpa_of_two_sizes)
     if drops or (whole and queries * keys > prefer.mask_scores):
         # SDPA would build a T×S tensor: all weights, or the mask.
         return others

@@ -35,9 +35,10 @@ from fairseq_lowrank.ops.activation import ACTIVATIONS, without_autocast
 from fairseq_lowrank.ops.attention import recomputing
 from fairseq_lowrank.ops.attention.blocks import Block, KeyGradient, Workspace, group_queries, slice_block
 from fairseq_lowrank.ops.attention.call import AttentionCall
+from fairseq_lowrank.ops.attention.distances import collect, spread
 from fairseq_lowrank.ops.attention.mask import hiding_value
 from fairseq_lowrank.ops.attention.recomputing import RecomputeBackend
-from fairseq_lowrank.ops.attention.tree import empty_heads
+from fairseq_lowrank.ops.attention.tree import empty_heads, hides_values
 
 # Queries of a block: more make better matrix products, but a causal block computes rows² / 2 scores a head for nothing. So it has the
 # fewest up to MANY_KEYS, where that still counts.
@@ -105,11 +106,12 @@ def input_gradients(
             if block.num_keys:
                 problem.differentiate(block, grad_output[block.batch, :, block.rows], values)
         problem.work.release()  # before the copies, so that both never stand side by side
-        mask_tensors = [tensor for tensor in (call.mask.key_padding, call.mask.additive) if tensor is not None]
+        mask = call.mask
+        mask_tensors = [tensor for tensor in (mask.key_padding, mask.additive, mask.documents) if tensor is not None]
         return [
             *problem.scores.gradients(),
             values.result(),
-            *(problem.biases["mask"].gradient if tensor is call.mask.bias else None for tensor in mask_tensors),
+            *(problem.biases["mask"].gradient if tensor is mask.bias else None for tensor in mask_tensors),
             *([] if call.score_bias is None else [problem.biases["score"].gradient]),
             *(
                 gradient
@@ -117,6 +119,8 @@ def input_gradients(
                 if mixing
                 for gradient in mixing.gradients()
             ),
+            *([] if call.sinks is None else [problem.sink_gradient()]),
+            *([] if call.distance_bias is None else [problem.biases["distance"].gradient]),
         ]
 
 
@@ -134,7 +138,10 @@ class BlockedAttention:
         self.offset: int | None
         self.positions, self.offset = call.mask.visible_prefix(self.queries, self.num_keys)
         if not call.mask.causal:
-            self.positions, self.offset = self.queries, None
+            self.offset = None
+            if call.distance_bias is None and call.mask.documents is None:
+                self.positions = self.queries
+        self._documents, self._spans = call.mask.documents, _document_spans(call.mask.documents)
         self.rows = min(max(self.positions, 1), _rows(call))
         widest = self.num_keys
         if self.mask.window is not None and not self.mask.num_appended_keys:
@@ -148,11 +155,17 @@ class BlockedAttention:
         self.prob_mixing = None if call.prob_mixing is None else call.prob_mixing.blocks()
         self.activation = ACTIVATIONS[call.activation]
         # A mask hides at finite values too, a bias only at −inf.
-        self.biases = {}
+        self.biases: dict[str, _Bias | _DistanceBias] = {}
         if call.score_bias is not None:
             self.biases["score"] = _Bias(call.score_bias, self.dtype, hides_from=float("-inf"))
         if call.mask.bias is not None:
             self.biases["mask"] = _Bias(call.mask.bias, self.dtype, hides_from=hiding_value(call.mask.bias.dtype))
+        if call.distance_bias is not None:
+            self.biases["distance"] = _DistanceBias(call.distance_bias, self.dtype, self.positions)
+        self._sinks: Tensor | None = None
+        if call.sinks is not None:
+            self._sinks = self.activation.logits(call.sinks.detach().to(self.dtype)).view(1, -1, 1, 1)
+            self._grad_sinks = torch.zeros_like(self._sinks)
         # Hidden keys are 1 and times _HIDDEN added to scores: on the CPU 20 times as fast as filling under a bool mask.
         padding, additive = call.mask.key_padding, call.mask.additive
         self._hidden = [] if padding is None else [padding[:, None, None, :].to(self.dtype)]
@@ -175,15 +188,26 @@ class BlockedAttention:
             for row in starts:
                 end = min(row + self.rows, row - row % self.positions + self.positions)
                 batch, rows = slice(first, min(first + self.entries, self.batch)), slice(row, end)
-                yield Block(index, batch, rows, self._keys(rows))
+                yield Block(index, batch, rows, self._keys(batch, rows))
                 index += 1
 
-    def _keys(self, rows: slice) -> slice:
-        """Return the keys that these queries read, from the first that the first query sees to the last that the last one sees."""
-        if self.offset is None or self.mask.num_appended_keys:
-            return slice(0, self.num_keys)
-        stop = min(max((rows.stop - 1) % self.positions + 1 + self.offset, 0), self.num_keys)
-        return slice(max(self._first_later_key(rows) - self.mask.window, 0) if self.mask.window else 0, stop)
+    def _keys(self, batch: slice, rows: slice) -> slice:
+        """Return the keys that these queries read, from the first to the last that one of them sees."""
+        start, stop = 0, self.num_keys
+        if self.mask.num_appended_keys:
+            return slice(start, stop)
+        if self.offset is not None:
+            stop = min(max((rows.stop - 1) % self.positions + 1 + self.offset, 0), self.num_keys)
+            start = max(self._first_later_key(rows) - self.mask.window, 0) if self.mask.window else 0
+        if self._spans is not None:
+            first, last = (span[batch if len(span) > 1 else slice(None), self._own_keys(rows)] for span in self._spans)
+            start, stop = max(start, int(first.min())), min(stop, int(last.max()) + 1)
+        return slice(start, stop)
+
+    def _own_keys(self, rows: slice) -> slice:
+        """Return the keys at the positions of these queries."""
+        start = rows.start % self.positions + self.num_keys - self.mask.num_appended_keys - self.positions
+        return slice(start, start + _length(rows))
 
     def _first_later_key(self, rows: slice) -> int:
         """Return the first key after the position of the first of these queries; it may lie before key 0."""
@@ -201,13 +225,29 @@ class BlockedAttention:
             bias.add_to(scores, block)
         for hidden in self._hidden:
             scores.add_(slice_block(hidden, block).to(self.dtype), alpha=_HIDDEN)
+        if self._documents is not None:
+            self._hide_other_documents(scores, block)
         if self.offset is not None:
             self._hide_by_position(scores, block)
         visible = None
         if self._hidden or self.biases or (self.offset or 0) < 0:
             visible = (scores.amax(dim=-1, keepdim=True) > _HIDDEN / 2).to(self.dtype)
+        share = None
+        if self._sinks is not None:
+            total = self.activation.logits(scores).logsumexp(dim=-1, keepdim=True)
+            share = total.sub_(self._sinks).sigmoid_()
         weights, kept = self.activation.forward(scores, self.work.buffer)
-        return weights if visible is None else weights.mul_(visible), kept
+        for factor in (visible, share):
+            weights = weights if factor is None else weights.mul_(factor)
+        return weights, kept
+
+    def _hide_other_documents(self, scores: Tensor, block: Block) -> None:
+        """Hide the keys of other documents than that of each query."""
+        assert self._documents is not None
+        documents = self._documents[block.batch] if len(self._documents) > 1 else self._documents
+        own, keys = documents[:, self._own_keys(block.rows)], documents[:, block.keys]
+        apart = own[:, None, :, None] != keys[:, None, None, :]
+        scores[..., : keys.size(1)].add_(apart.to(self.dtype), alpha=_HIDDEN)
 
     def _hide_by_position(self, scores: Tensor, block: Block) -> None:
         """Hide the keys after the position of each query, and those before its window."""
@@ -262,6 +302,8 @@ class BlockedAttention:
         sums = None
         if self.prob_mixing is not None:
             grad, sums = self.prob_mixing.backward(weights, grad, block, partial(work.buffer, "unmixed"))
+        if self._sinks is not None:
+            self._differentiate_sinks(weights, grad, sums)
         grad = self.activation.backward(weights, grad, sums, kept)
         for bias in self.biases.values():
             bias.add_gradient(grad, block)
@@ -269,6 +311,21 @@ class BlockedAttention:
             scores = work.buffer("unmixed scores", *weights.shape)
             grad, _ = self.score_mixing.backward(scores, grad, block, partial(work.buffer, "unmixed scores"))
         self.scores.backward(block, grad)
+
+    def _differentiate_sinks(self, weights: Tensor, grad: Tensor, sums: Tensor | None) -> None:
+        """Add −P_sink Σ_s P_s dP_s: the weight of a sink reads no value, so it gets no other gradient."""
+        sums = (weights * grad).sum(dim=-1, keepdim=True) if sums is None else sums
+        share = 1 - weights.sum(dim=-1, keepdim=True)
+        self._grad_sinks -= (share * sums).sum(dim=(0, 2), keepdim=True)
+
+    def sink_gradient(self) -> Tensor | None:
+        """Return the gradient of the sinks, through the logits of the activation."""
+        sinks = self.call.sinks
+        assert sinks is not None
+        if not sinks.requires_grad:
+            return None
+        slope = self.activation.slope(sinks.detach().to(self.dtype))
+        return (slope * self._grad_sinks.flatten()).to(sinks.dtype)
 
 
 class _Bias:
@@ -298,6 +355,63 @@ class _Bias:
         if not self.bias.requires_grad:
             return None
         return torch.zeros_like(self.bias) if self._sum is None else self._sum.to(self.bias.dtype)
+
+
+class _DistanceBias:
+    """A term of the scores by distance, see :mod:`.distances`; nothing larger than a block is made of it.
+
+    Args:
+        bias: ``[1 or B, 1 or H, T + S − 1]``; it hides where it is −inf.
+        positions: T.
+    """
+
+    def __init__(self, bias: Tensor, dtype: torch.dtype, positions: int) -> None:
+        self.bias, self.positions, self.dtype = bias, positions, dtype
+        self._finite = torch.where(bias == float("-inf"), _HIDDEN, bias.to(dtype).clamp(min=_LEAST_BIAS))
+        self._sum: Tensor | None = None
+
+    def add_to(self, scores: Tensor, block: Block) -> None:
+        scores.add_(spread(self._part(self._finite, block), _length(block.rows), block.num_keys))
+
+    def add_gradient(self, grad_scores: Tensor, block: Block) -> None:
+        if not self.bias.requires_grad:
+            return
+        if self._sum is None:
+            self._sum = torch.zeros_like(self.bias, dtype=self.dtype)
+        part = self._part(self._sum, block)
+        part += collect(grad_scores.sum_to_size(part.size(0), part.size(1), *grad_scores.shape[2:]))
+
+    def _part(self, tensor: Tensor, block: Block) -> Tensor:
+        """Return the part of a tensor like the bias that a block sees; no block reaches beyond one repeat of the queries."""
+        start = block.rows.start % self.positions
+        stop = start + _length(block.rows)
+        batch = block.batch if tensor.size(0) > 1 else slice(None)
+        return tensor[batch, :, self.positions - stop + block.keys.start : self.positions - start + block.keys.stop - 1]
+
+    @property
+    def gradient(self) -> Tensor | None:
+        if not self.bias.requires_grad:
+            return None
+        return torch.zeros_like(self.bias) if self._sum is None else self._sum.to(self.bias.dtype)
+
+
+def _document_spans(documents: Tensor | None) -> tuple[Tensor, Tensor] | None:
+    """Return the first and the last key of the document of each key, ``[B or 1, S]``, or ``None`` where values cannot be read.
+
+    A GPU would be waited for, so its blocks read all keys that causality shows.
+    """
+    if documents is None or documents.device.type != "cpu" or hides_values(documents) or not documents.numel():
+        return None
+    known, index = documents.unique(return_inverse=True)
+    index = index + torch.arange(len(documents))[:, None] * len(known)
+    positions = torch.arange(documents.size(1)).expand_as(index)
+    empty = positions.new_zeros(len(documents) * len(known))
+    ends = (
+        empty.scatter_reduce(0, index.flatten(), positions.flatten(), how, include_self=False)
+        for how in ("amin", "amax")
+    )
+    first, last = (end[index] for end in ends)
+    return first, last
 
 
 def _rows(call: AttentionCall) -> int:

@@ -25,7 +25,7 @@ class AttentionCall(TensorTree):
 
     ::
 
-        scores → cap → score_mixing → + score_bias, mask → activation (with sinks) → prob_mixing → dropout → · v
+        scores → cap → score_mixing → + biases, mask → activation (with sinks) → prob_mixing → dropout → · v
 
     Args:
         scores: what queries and keys make, ``[B, H, T, S]``, such as :class:`~.scores.DotProduct`.
@@ -41,6 +41,8 @@ class AttentionCall(TensorTree):
         need_weights: also return the weights the values were averaged with, after mixing and before dropout.
         score_cap: c in c·tanh(s / c), applied to the scores of each head before they are mixed, as in Gemma 2.
         sinks: ``[H]`` one more score in each row of the mixed scores, whose weight reads no value, as in gpt-oss.
+        distance_bias: ``[1 or B, 1 or H, T + S − 1]`` added to the (mixed) scores by distance: query t adds entry T − 1 − t + s
+            to the score of key s. T counts the queries of one of ``mask.query_repeats``. Of its values −inf alone hides.
     """
 
     scores: Scores
@@ -54,16 +56,17 @@ class AttentionCall(TensorTree):
     need_weights: bool = False
     score_cap: float | None = None
     sinks: Tensor | None = None
+    distance_bias: Tensor | None = None
 
     def adding(self, **fields: Any) -> AttentionCall:
-        """Return the call with further fields. A ``score_bias`` is added to the one that is there.
+        """Return the call with further fields. A bias is added to the one that is there.
 
         Raises:
             AlreadySet: the call has another of these fields already.
         """
         for name in fields:
             if (known := getattr(self, name)) is not None:
-                if name != "score_bias":
+                if name not in ("score_bias", "distance_bias"):
                     raise AlreadySet(
                         f"{name} of this attention is set already, and it can be set once. Remove one of the two."
                     )
@@ -73,9 +76,12 @@ class AttentionCall(TensorTree):
     @property
     def for_reference_alone(self) -> str | None:
         """Return what only the reference computes, in words, or ``None``."""
-        if self.score_cap is not None:
-            return "capped scores"
-        return None if self.sinks is None else "sinks"
+        return None if self.score_cap is None else "capped scores"
+
+    @property
+    def for_blocks_alone(self) -> str | None:
+        """Return what only the reference and blocks compute, in words, or ``None``."""
+        return self.for_reference_alone or (None if self.sinks is None else "sinks")
 
     @property
     def dot_product(self) -> DotProduct:
@@ -104,7 +110,7 @@ class AttentionCall(TensorTree):
         v, mask = self.v, self.mask
         if v.dim() != 4 or v.size(0) != batch or v.size(2) != keys or v.size(1) < 1 or heads % v.size(1):
             raise ValueError(
-                f"v of shape {list(v.shape)} does not fit scores {list(shape)}: expected [{batch}, G, {keys}, Dv], G dividing {heads}"
+                f"v of shape {list(v.shape)} does not fit scores {list(shape)}: expected [B, G, S, Dv] = [{batch}, G, {keys}, Dv], G dividing {heads}"
             )
         if not v.is_floating_point():
             raise ValueError(f"v of {v.dtype}: expected a float tensor")
@@ -113,7 +119,7 @@ class AttentionCall(TensorTree):
         padding = mask.key_padding
         if padding is not None and (padding.dtype != torch.bool or padding.shape != (batch, keys)):
             raise ValueError(
-                f"mask.key_padding of shape {list(padding.shape)} and {padding.dtype}: expected bool [{batch}, {keys}]"
+                f"mask.key_padding of shape {list(padding.shape)} and {padding.dtype}: expected bool [B, S] = [{batch}, {keys}]"
             )
         if mask.query_repeats != 1 and (mask.query_repeats < 1 or queries % mask.query_repeats):
             raise ValueError(
@@ -125,16 +131,37 @@ class AttentionCall(TensorTree):
             )
         if mask.window is not None and not (mask.causal and isinstance(mask.window, int) and mask.window > 0):
             raise ValueError(f"mask.window={mask.window!r}: expected a positive integer, together with causal=True")
+        if (documents := mask.documents) is not None:
+            expected = (batch, keys - mask.num_appended_keys)
+            if documents.dim() != 2 or documents.size(0) not in (1, batch) or documents.size(1) != expected[1]:
+                raise ValueError(
+                    f"mask.documents of shape {list(documents.shape)}: expected {list(expected)}, or 1 in place of {batch}"
+                )
+            if documents.is_floating_point() or documents.is_complex() or documents.dtype == torch.bool:
+                raise ValueError(f"mask.documents of {documents.dtype}: expected integers")
+            if queries // mask.query_repeats > expected[1]:
+                raise ValueError(
+                    f"mask.documents for {queries // mask.query_repeats} queries: expected at most {expected[1]}, the number of "
+                    "keys, because each query has the position of a key"
+                )
         for name, tensor in (("mask.additive", mask.additive), ("score_bias", self.score_bias)):
             if tensor is None:
                 continue
             if not _broadcasts(tensor, shape):
                 raise ValueError(
-                    f"{name} of shape {list(tensor.shape)}: expected one that broadcasts to scores {list(shape)}"
+                    f"{name} of shape {list(tensor.shape)}: expected one that broadcasts to scores [B, H, T, S] = {list(shape)}"
                 )
             if not tensor.is_floating_point() and (name == "score_bias" or tensor.dtype != torch.bool):
                 kinds = "a float tensor" if name == "score_bias" else "a bool or float tensor"
                 raise ValueError(f"{name} of {tensor.dtype}: expected {kinds}")
+        if (bias := self.distance_bias) is not None:
+            distances = max(queries // mask.query_repeats + keys - 1, 0)
+            if bias.dim() != 3 or bias.size(2) != distances or not _broadcasts(bias, (batch, heads, distances)):
+                raise ValueError(
+                    f"distance_bias of shape {list(bias.shape)}: expected {[batch, heads, distances]}, with 1 in place of equal entries"
+                )
+            if not bias.is_floating_point():
+                raise ValueError(f"distance_bias of {bias.dtype}: expected a float tensor")
         for mixing in (self.score_mixing, self.prob_mixing):
             if mixing is not None:
                 mixing.check(shape)

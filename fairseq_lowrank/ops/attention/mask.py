@@ -28,6 +28,8 @@ class AttentionMask(TensorTree):
         query_repeats: causality counts queries from 0 again this many times, each time over T / query_repeats of them.
         window: n of a causal mask: of the keys that causality shows, a query sees the last n alone, its own position among
             them. Padding counts. Appended keys are hidden from nobody.
+        documents: ``[B or 1, S]`` integers, the document of each key without the appended ones. A query sees the keys of the
+            same document alone. The last query has the position of the last key. Appended keys are hidden from nobody.
     """
 
     causal: bool = False
@@ -36,6 +38,7 @@ class AttentionMask(TensorTree):
     num_appended_keys: int = 0
     query_repeats: int = 1
     window: int | None = None
+    documents: Tensor | None = None
 
     def append_keys(self, keys: int, count: int) -> AttentionMask:
         """Return the mask with ``count`` more keys at the end, which every query sees."""
@@ -59,11 +62,14 @@ class AttentionMask(TensorTree):
 
     def hidden(self, num_queries: int, num_keys: int, device: torch.device) -> Tensor | None:
         """Return where any part hides keys: bool, broadcastable to ``[B, H, T, S]``."""
-        by_position = self.by_position(num_queries, num_keys, True, device)
-        by_tensors = self.hidden_by_tensors()
-        if by_position is None or by_tensors is None:
-            return by_tensors if by_position is None else by_position
-        return by_position | by_tensors
+        result = None
+        for part in (
+            self.by_position(num_queries, num_keys, True, device),
+            self.hidden_by_tensors(),
+            self.hidden_by_documents(num_queries),
+        ):
+            result = part if result is None else result if part is None else result | part
+        return result
 
     def by_position(self, num_queries: int, num_keys: int, value: float, device: torch.device) -> Tensor | None:
         """Return ``value`` where causality or the window hides a key, and 0 elsewhere: ``[T, S]``, ``None`` if they hide nothing."""
@@ -85,10 +91,18 @@ class AttentionMask(TensorTree):
             return padding
         return hides(self.additive) if padding is None else padding | hides(self.additive)
 
+    def hidden_by_documents(self, num_queries: int) -> Tensor | None:
+        """Return where keys belong to another document than a query: bool ``[B or 1, 1, T, S]``."""
+        if self.documents is None:
+            return None
+        own = self.documents[:, self.documents.size(1) - num_queries // self.query_repeats :]
+        apart = own.repeat(1, self.query_repeats)[:, None, :, None] != self.documents[:, None, None, :]
+        return F.pad(apart, (0, self.num_appended_keys))
+
     @property
     def is_empty(self) -> bool:
         """Return True if the mask hides nothing and adds nothing."""
-        return not self.causal and self.key_padding is None and self.additive is None
+        return not self.causal and all(part is None for part in (self.key_padding, self.additive, self.documents))
 
     def may_hide_rows(self, num_queries: int, num_keys: int) -> bool:
         """Return False if every query sees a key, as far as that is known without reading tensors."""
@@ -112,15 +126,18 @@ class AttentionMask(TensorTree):
         """Return the mask of one head for some batch entries; gradients do not reach it."""
         padding = None if self.key_padding is None else self.key_padding[batch]
         additive = None if self.additive is None else select_head(self.additive.detach(), batch, head)
-        return self.replace(key_padding=padding, additive=additive)
+        documents = self.documents
+        if documents is not None and documents.size(0) > 1:
+            documents = documents[batch]
+        return self.replace(key_padding=padding, additive=additive, documents=documents)
 
     def has_visible_key(self, num_queries: int, num_keys: int, device: torch.device) -> Tensor | bool:
         """Return where a query sees any key: True if every query does, else bool, broadcastable to ``[B, H, T, 1]``."""
-        if self.additive is not None:
-            hidden = self.hidden(num_queries, num_keys, device)
-            return True if hidden is None else ~hidden.all(dim=-1, keepdim=True)
         if not self.may_hide_rows(num_queries, num_keys):
             return True
+        if self.additive is not None or self.documents is not None:
+            hidden = self.hidden(num_queries, num_keys, device)
+            return True if hidden is None else ~hidden.all(dim=-1, keepdim=True)
         positions, _ = self.visible_prefix(num_queries, num_keys)
         visible = torch.ones(1, num_keys, device=device) if self.key_padding is None else ~self.key_padding
         if not self.causal:

@@ -75,7 +75,7 @@ class StaticMixing(HeadMixing):
         return at_least_float32(self.weight)
 
     def check(self, scores: tuple[int, int, int, int]) -> None:
-        check_shape("weight of static mixing", self.weight, (scores[1],) * 2)
+        check_shape("weight of static mixing", self.weight, "[H, H]", (scores[1],) * 2)
 
     def blocks(self) -> _StaticBlocks:
         return _StaticBlocks(self.weight)
@@ -138,7 +138,7 @@ class PositionwiseMixing(HeadMixing):
 
     def check(self, scores: tuple[int, int, int, int]) -> None:
         batch, heads, queries, _ = scores
-        check_shape("weight of position-wise mixing", self.weight, (batch, queries, heads, heads))
+        check_shape("weight of position-wise mixing", self.weight, "[B, T, H, H]", (batch, queries, heads, heads))
 
     def blocks(self) -> _PositionwiseBlocks:
         return _PositionwiseBlocks(self.weight)
@@ -192,7 +192,7 @@ class DiagonalMixing(HeadMixing):
         return torch.diag(at_least_float32(self.weight))
 
     def check(self, scores: tuple[int, int, int, int]) -> None:
-        check_shape("weight of diagonal mixing", self.weight, scores[1:2])
+        check_shape("weight of diagonal mixing", self.weight, "[H]", scores[1:2])
 
     def blocks(self) -> _DiagonalBlocks:
         return _DiagonalBlocks(self.weight)
@@ -254,7 +254,7 @@ def _products_by_query(heads: Tensor, grad: Tensor) -> Tensor:
     """Return P[b, :, t] dP̄[b, :, t]ᵀ of each query, ``[B·rows, H, H]``. Their sum over queries is the gradient of one M.
 
     On a GPU the sum takes this way. One product with such short sides, over all weights of a block, was slow there for long
-    sequences (docs/kernels.md).
+    sequences (docs/data/kernels.md).
     """
     return torch.bmm(_rows(heads.transpose(1, 2)), _rows(grad.transpose(1, 2)).transpose(1, 2))
 
@@ -264,6 +264,6 @@ def _rows(by_query: Tensor) -> Tensor:
     return by_query.reshape(-1, *by_query.shape[2:])
 
 
-def check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+def check_shape(name: str, tensor: Tensor, letters: str, shape: tuple[int, ...]) -> None:
     if tensor.shape != shape:
-        raise ValueError(f"{name}: {list(tensor.shape)}, expected {list(shape)}")
+        raise ValueError(f"{name}: {list(tensor.shape)}, expected {letters} = {list(shape)}")

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fairseq_lowrank.ops.activation import activate
 from fairseq_lowrank.ops.attention.call import AttentionCall
+from fairseq_lowrank.ops.attention.distances import spread
 from fairseq_lowrank.ops.attention.scores import grouped_product
 
 
@@ -22,20 +23,24 @@ def device_unsupported_reason(device: torch.device, dtype: torch.dtype) -> str |
 
 
 def compute(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-    scores = masked_scores(call)
-    _, _, queries, keys = scores.shape
-    empty_rows = call.score_bias is not None or call.mask.may_hide_rows(queries, keys)
-    if call.sinks is None:
-        weights = activate(scores, call.activation, empty_rows=empty_rows)
-    else:
-        sinks = call.sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
-        weights = activate(torch.cat([scores, sinks], dim=-1), call.activation)[..., :-1]
+    weights = probabilities(call)
     if call.prob_mixing is not None:
         weights = call.prob_mixing.mix_heads(weights)
     used = F.dropout(weights, call.dropout_p) if call.dropout_p else weights
     if used.dtype != call.v.dtype:
         used = used.to(call.v.dtype)
     return grouped_product(used, call.v), weights if call.need_weights else None
+
+
+def probabilities(call: AttentionCall) -> Tensor:
+    """Compute the probabilities ``[B, H, T, S]`` in float32 or better, before heads are mixed."""
+    scores = masked_scores(call)
+    _, _, queries, keys = scores.shape
+    if call.sinks is not None:
+        sinks = call.sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        return activate(torch.cat([scores, sinks], dim=-1), call.activation)[..., :-1]
+    biased = call.score_bias is not None or call.distance_bias is not None
+    return activate(scores, call.activation, empty_rows=biased or call.mask.may_hide_rows(queries, keys))
 
 
 def masked_scores(call: AttentionCall) -> Tensor:
@@ -46,13 +51,16 @@ def masked_scores(call: AttentionCall) -> Tensor:
     if call.score_mixing is not None:
         scores = call.score_mixing.mix_heads(scores)
     mask = call.mask
-    if mask.is_empty and call.score_bias is None:
+    if mask.is_empty and call.score_bias is None and call.distance_bias is None:
         return scores
     _, _, queries, keys = scores.shape
+    if call.distance_bias is not None:
+        scores = scores + spread(call.distance_bias, queries // mask.query_repeats, keys, mask.query_repeats)
     # Added, as the gradient of a sum costs nothing.
     by_position = mask.by_position(queries, keys, float("-inf"), scores.device)
     for bias in (call.score_bias, mask.bias, by_position):
         if bias is not None:
             scores = scores + bias
-    hidden = mask.hidden_by_tensors()
-    return scores if hidden is None else scores.masked_fill(hidden, float("-inf"))
+    for hidden in (mask.hidden_by_tensors(), mask.hidden_by_documents(queries)):
+        scores = scores if hidden is None else scores.masked_fill(hidden, float("-inf"))
+    return scores

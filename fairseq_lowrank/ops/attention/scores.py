@@ -91,7 +91,7 @@ class DotProduct(TensorTree):
         groups = k.size(1)
         if groups < 1 or heads % groups or k.shape != (batch, groups, k.size(2), dim):
             raise ValueError(
-                f"k of shape {list(k.shape)} does not fit q {list(q.shape)}: expected [{batch}, G, S, {dim}], G dividing {heads}"
+                f"k of shape {list(k.shape)} does not fit q {list(q.shape)}: expected [B, G, S, D] = [{batch}, G, S, {dim}], G dividing {heads}"
             )
         if not is_traced(q) and not (isinstance(self.factor, (int, float)) and math.isfinite(self.factor)):
             raise ValueError(f"scale={self.scale!r}: expected a finite number")
@@ -153,5 +153,7 @@ def grouped_product(left: Tensor, right: Tensor) -> Tensor:
     right_batch, groups, _, columns = right.shape
     if right_batch != batch:
         right = right.expand(batch, -1, -1, -1)
+    if groups == heads:  # fewer calls than below, and the same product
+        return left @ right
     left = left.reshape(batch * groups, heads // groups * rows, dim)
     return torch.bmm(left, right.flatten(0, 1)).view(batch, heads, rows, columns)

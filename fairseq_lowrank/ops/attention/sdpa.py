@@ -19,6 +19,7 @@ from torch.backends.cuda import SDPAParams, can_use_efficient_attention, can_use
 
 from fairseq_lowrank.ops.activation import dtype_of_operations, without_autocast
 from fairseq_lowrank.ops.attention.call import AttentionCall
+from fairseq_lowrank.ops.attention.distances import spread
 from fairseq_lowrank.ops.attention.mask import narrowed
 from fairseq_lowrank.ops.attention.scores import DotProduct
 from fairseq_lowrank.ops.attention.tree import is_traced
@@ -26,7 +27,7 @@ from fairseq_lowrank.ops.attention.tree import is_traced
 
 def unsupported_reason(call: AttentionCall) -> str | None:
     """Return what this backend cannot compute of ``call``, in words, or ``None``."""
-    if (reason := call.for_reference_alone) is not None:
+    if (reason := call.for_blocks_alone) is not None:
         return reason
     if not isinstance(call.scores, DotProduct):
         return "scores other than dot products"
@@ -58,13 +59,22 @@ def compute(call: AttentionCall) -> tuple[Tensor, None]:
         mask = call.mask if tensor or call.mask.window is not None else call.mask.replace(causal=False)
         dtype = dtype_of_operations(q)
         dense = mask.dense(q, k.size(2), dtype)
-        if call.score_bias is not None:
-            bias = narrowed(call.score_bias, dtype)
-            dense = bias if dense is None else dense + bias
+        for bias in (call.score_bias, _spread(call)):
+            if bias is not None:
+                dense = narrowed(bias, dtype) if dense is None else dense + narrowed(bias, dtype)
     options: dict[str, Any] = {"dropout_p": call.dropout_p, "is_causal": causal and not tensor, "scale": scores.factor}
     if call.mixes_weights:
         return _mixed(call, partial(_attend, mask=dense, **options)), None
     return call.scaled(_attend(q, k, v, dense, **options)), None
+
+
+def _spread(call: AttentionCall) -> Tensor | None:
+    """Return the bias of distances as one of queries and keys."""
+    if call.distance_bias is None:
+        return None
+    _, _, queries, keys = call.scores.shape
+    repeats = call.mask.query_repeats
+    return spread(call.distance_bias, queries // repeats, keys, repeats)
 
 
 def value_columns(call: AttentionCall) -> int:
@@ -167,13 +177,19 @@ def needs_causal_tensor(call: AttentionCall) -> bool:
     return queries != keys or has_other_masks(call) or mask.num_appended_keys > 0 or mask.query_repeats > 1
 
 
+def needs_whole_tensor(call: AttentionCall) -> bool:
+    """Return True if causality, documents or a bias of distances have to become a tensor of queries and keys."""
+    return call.distance_bias is not None or call.mask.documents is not None or needs_causal_tensor(call)
+
+
 def has_other_masks(call: AttentionCall) -> bool:
     """Return True if anything but causality hides keys or is added to scores.
 
     SDPA takes that as a tensor, which flash attention does not take.
     """
     mask = call.mask
-    return any(part is not None for part in (mask.key_padding, mask.additive, mask.window, call.score_bias))
+    parts = (mask.key_padding, mask.additive, mask.window, mask.documents, call.score_bias, call.distance_bias)
+    return any(part is not None for part in parts)
 
 
 def has_two_sizes(call: AttentionCall) -> bool:

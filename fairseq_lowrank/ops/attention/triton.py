@@ -55,14 +55,17 @@ def _is_recent() -> bool:
 
 def unsupported_reason(call: AttentionCall) -> str | None:
     """Return what this backend cannot compute of ``call``, in words, or ``None``."""
-    if (reason := call.for_reference_alone) is not None:
+    if (reason := call.for_blocks_alone) is not None:
         return reason
     if not isinstance(call.scores, DotProduct):
         return "scores other than dot products"
     if call.need_weights:
         return "the attention weights (need_weights)"
-    if call.score_bias is not None:
-        return "a score_bias"
+    for name in ("score_bias", "distance_bias"):
+        if getattr(call, name) is not None:
+            return f"a {name}"
+    if call.mask.documents is not None:
+        return "a mask of documents"
     if call.mask.window is not None:
         return "a sliding window"
     if call.mask.bias is not None and call.mask.bias.requires_grad:

@@ -11,7 +11,7 @@ import numpy
 
 from fairseq_lowrank.attention import AttentionSpec
 from fairseq_lowrank.parts import PARTS
-from fairseq_lowrank.tools.axes import axes_of, projection_of, spec_of
+from fairseq_lowrank.tools.axes import score_of, spec_of
 
 BOTTLENECK, WORST, PARTLY, FINE, NOTE = "bottleneck", "worst case", "worst case of longer sequences", "fine", "note"
 
@@ -104,28 +104,21 @@ def score_heads(module: Any, spec: AttentionSpec | None = None) -> int:
     Args:
         spec: another composition for the layer.
     """
-    axes = axes_of(module, spec)
-    if not mixes_heads("score_mixing", axes["score_mixing"]):
+    if not mixes_heads("score_mixing", (spec or spec_of(module)).score_mixing):
         return 1
-    if axes["score"] == "synthesizer-dense":  # whose second layers are to its features what keys are to queries
-        return axes["synthesizer_heads"] or module.num_heads
-    return projection_of(module, spec).key_heads
+    return score_of(module, spec).key_heads
 
 
 def score_rank(module: Any, spec: AttentionSpec | None = None) -> int:
     """Return the greatest rank of a head's scores: min(d, d_k), or min(d, h·d_k) if the scores of h heads are mixed.
 
-    The projection says its own rank, which need not be d_k. The features of a dense synthesizer are no linear map of its inputs,
-    so the width d does not bound them.
+    The part of the scores says its own rank, which need not be one of these.
 
     Args:
         spec: another composition for the layer.
     """
-    axes = axes_of(module, spec)
-    if axes["score"] == "synthesizer-dense":
-        return score_heads(module, spec) * axes["head_dim"]
-    mixed = mixes_heads("score_mixing", axes["score_mixing"])
-    return min(module.embed_dim, projection_of(module, spec).score_rank(mixed=mixed))
+    mixed = mixes_heads("score_mixing", (spec or spec_of(module)).score_mixing)
+    return score_of(module, spec).rank(mixed=mixed)
 
 
 def heads_of_size(module: Any, wanted: int) -> int:
@@ -210,7 +203,7 @@ def head_size_at(site: str, summary: Heads, changes: list[Change]) -> Finding:
         about += " All heads share one matrix here, so mixing them lifts nothing."
     elif mixes_heads("mixing", spec.mixing):
         about += f" Its {module.num_heads} heads are mixed after the softmax. That leaves the rank of a head's scores as it is."
-    if module.embed_dim < wanted and spec.score == "dot-product":
+    if module.embed_dim < wanted and spec.is_default("score"):
         about += f" Scores of inputs of width {module.embed_dim} have no higher rank, so no heads in this width are large enough."
     found = WORST if stats["median"] > summary.max_length(site) else PARTLY
     return Finding("head size", found, about, source, numbers, changes)

@@ -26,6 +26,7 @@ from torch import nn
 
 from fairseq_lowrank.attention import MultiheadAttention
 from fairseq_lowrank.messages import FlagError, UserError
+from fairseq_lowrank.parts import PLAIN
 from fairseq_lowrank.plugin import architectures, foreign
 from fairseq_lowrank.plugin.attention import chosen_options
 from fairseq_lowrank.plugin.flags import as_namespace
@@ -112,7 +113,7 @@ def our_arguments(args: Namespace) -> Namespace | None:
         coverage = architectures.coverage(args.arch)
         if not coverage.sites or coverage.reason:
             return None
-        args.attention = "mha"
+        args.attention = PLAIN
     return args
 
 

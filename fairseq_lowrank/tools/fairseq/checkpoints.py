@@ -22,6 +22,7 @@ import fairseq_lowrank.plugin  # noqa: F401  safe loading, and our models
 from fairseq_lowrank.attention import AXES
 from fairseq_lowrank.files import first_folder
 from fairseq_lowrank.messages import FlagError, InvalidCheckpoint, StateDictMismatch, UserError, did_you_mean
+from fairseq_lowrank.parts import PLAIN
 from fairseq_lowrank.plugin.flags import as_namespace
 from fairseq_lowrank.tools.fairseq.architecture import AttentionLayer, attention_layers
 
@@ -132,7 +133,7 @@ def attention_flags(state: dict) -> dict[str, object] | None:
     chosen = {name: configuration(state, "model", axis.flag) for name, axis in AXES.items()}
     chosen = {"preset": configuration(state, "model", "attention"), **chosen}
     chosen = {name: value for name, value in chosen.items() if value not in (None, False)}
-    return {"preset": "mha", **chosen} if chosen else None
+    return {"preset": PLAIN, **chosen} if chosen else None
 
 
 def sequences(task, subset: str, *, count: int, seed: int, min_length: int, max_length: int | None) -> list[dict]:

@@ -16,6 +16,7 @@ from ctranslate2.converters import FairseqConverter  # type: ignore[import-not-f
 from torch import Tensor
 
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.parts import PLAIN
 from fairseq_lowrank.plugin.flags import FLAGS, AttentionOptions, as_namespace
 from fairseq_lowrank.tools.exported import Hypothesis, scored
 from fairseq_lowrank.tools.fairseq.architecture import attention_layers
@@ -55,7 +56,7 @@ def plain_state(model: FairseqModel) -> dict:
     if not any(choices_of(layer.module) for layer in attention_layers(model.model)):
         return model.state
     try:
-        state, _ = convert(model.state, attention="mha")
+        state, _ = convert(model.state, attention=PLAIN)
     except UserError as error:
         raise UserError(f"CTranslate2 computes plain attention alone. {error} {WAYS}") from error
     if sizes := AttentionOptions.from_args(model_arguments(state)).spec.choices:

@@ -1,10 +1,10 @@
-"""Numbers of parameters of each attention variant, counted on built models."""
+"""Numbers of parameters of each attention method, counted on built models."""
 
 from __future__ import annotations
 
 import re
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from copy import copy
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import nn
 
 from fairseq_lowrank.attention import AXES, PRESETS, AttentionSpec, build_attention
 from fairseq_lowrank.messages import FlagError
-from fairseq_lowrank.parts import METHODS, PARTS, evaluate
+from fairseq_lowrank.parts import METHODS, MODULE_AXES, PLAIN, evaluate
 from fairseq_lowrank.plugin.architectures import default_arguments
 from fairseq_lowrank.progress import Progress
 from fairseq_lowrank.tools.axes import axes_of
@@ -26,6 +26,7 @@ from fairseq_lowrank.tools.fairseq.architecture import (
     stacks,
 )
 from fairseq_lowrank.tools.fairseq.checkpoints import model_arguments, vocab_sizes
+from fairseq_lowrank.tools.reporting.papers import poster
 
 SWEEPS = {
     "heads": (2, 4, 8, 12, 16, 24, 32),
@@ -36,7 +37,7 @@ SWEEPS = {
 
 def shown() -> list[str]:
     """Return the methods of a sweep, unless others are chosen."""
-    return [name for name, method in METHODS.items() if method.in_sweeps]
+    return poster()["sweep"]
 
 
 def count(model: nn.Module) -> dict:
@@ -60,8 +61,8 @@ def count(model: nn.Module) -> dict:
             # u and v of relative positions are not biases of projections
             of_projection = name.endswith(("proj.bias", "synthesizer.bias")) or name in ("bias_k", "bias_v")
             biases += parameter.numel() * of_projection
-        if getattr(getattr(layer.module, "score", None), "unused_key_projection", False):
-            unused += sum(parameter.numel() for parameter in layer.module.k_proj.parameters())
+        for name in getattr(getattr(layer.module, "score", None), "unused_modules", ()):
+            unused += sum(parameter.numel() for parameter in getattr(layer.module, name).parameters())
     for name, module in model.named_modules():
         kind = ""
         if isinstance(module, (nn.Embedding, AdaptiveInput, AdaptiveSoftmax)) or name.endswith("output_projection"):
@@ -87,26 +88,34 @@ def count(model: nn.Module) -> dict:
 
 EMBEDDING_PARAMETERS = re.compile(r"(^|\.)(lm_head\.(weight|bias)|project_(in|out)_dim\..*)$")
 """Parameters of word embeddings and of the output matrix, in addition to those of known modules."""
-AXES_OF_ARCHITECTURES = ("score", "synthesizer_heads", "unused_key_projection")
-"""Axes that belong to an architecture, not to its attention: a Synthesizer keeps its scores with any preset."""
+
+
+def _of_architecture(name: str) -> bool:
+    """Return True if an axis belongs to an architecture, not to its attention: a Synthesizer keeps its scores with any preset."""
+    return name == "score" or any(axis == "score" for axis, _ in AXES[name].readers)
 
 
 def plain(args: Namespace) -> Namespace:
-    """Return the arguments with `--attention mha`. The head size is kept, except that of `fixedhead`."""
-    fixed = getattr(args, "attention", None) == "fixedhead"
-    return with_preset(args, "mha", keep=() if fixed else ("head_dim",))
+    """Return the arguments with plain attention. The head size is kept, unless it is all that the preset changes."""
+    method = METHODS.get(getattr(args, "attention", None) or PLAIN)
+    size = method.needs.axis if method and method.needs and not method.axes else None
+    keep = {"head_dim"} - {size}
+    return with_preset(args, PLAIN, keep=keep)
 
 
-def with_preset(args: Namespace, preset: str, keep: Sequence[str]) -> Namespace:
+def with_preset(args: Namespace, preset: str, keep: Collection[str]) -> Namespace:
     """Return the arguments with a preset, the axes in `keep`, and the axes that belong to the architecture."""
     args, own = copy(args), default_arguments(args.arch)
     args.attention = preset
-    output = PARTS["head_output"][PRESETS[preset].get("head_output", "none")] if preset in PRESETS else None
-    if output is not None and output.reads_own_value and len(list(stacks(args))) > 1:
-        args.attention_sites = "encoder,decoder"  # cross attention has no value at a query's own position
+    parts = METHODS[preset].parts if preset in METHODS else {}
+    if (
+        any(part.needs_self_attention() for axis, part in parts.items() if axis in MODULE_AXES)
+        and len(list(stacks(args))) > 1
+    ):
+        args.attention_sites = "encoder,decoder"
     for name, axis in AXES.items():
         if name not in keep:
-            setattr(args, axis.flag, getattr(own, axis.flag, None) if name in AXES_OF_ARCHITECTURES else None)
+            setattr(args, axis.flag, getattr(own, axis.flag, None) if _of_architecture(name) else None)
     return args
 
 
@@ -118,7 +127,7 @@ def class_of(layer: Any, preset: str) -> str | None:
         preset: the value of `--attention`, to tell presets apart that differ in sizes only.
     """
     spec = getattr(layer, "spec", AttentionSpec())
-    names = [name for name, axis in AXES.items() if axis.choices is not None and name != "gate_start"]
+    names = [name for name, axis in AXES.items() if axis.choices is not None and not axis.readers]
 
     def matches(known: str) -> bool:
         axes: dict[str, Any] = dict(PRESETS[known])
@@ -172,7 +181,7 @@ def _describe(args: Namespace, *vocab_sizes: int) -> dict:
     counts = count(model)
     axes: dict[str, dict] = {}
     for layer in attention_layers(model):
-        kind = class_of(layer.module, getattr(args, "attention", None) or "mha")
+        kind = class_of(layer.module, getattr(args, "attention", None) or PLAIN)
         axes.setdefault(layer.site, axes_of(layer.module) | {"class": kind or "not classified"})
     extra: int | None = 0
     if chooses_attention(args):
@@ -181,7 +190,7 @@ def _describe(args: Namespace, *vocab_sizes: int) -> dict:
         except ValueError:
             extra = None
     return {
-        "attention_kind": getattr(args, "attention", None) or "mha",
+        "attention_kind": getattr(args, "attention", None) or PLAIN,
         **counts,
         "axes": axes,
         "extra": extra,
@@ -200,7 +209,7 @@ def head_sizes(args: Namespace) -> tuple[int, int]:
 def complexity(heads: int, head_dim: int) -> list[dict]:
     """Return the poster's complexity table for one attention sublayer, with its formulas and counts of built layers."""
     sizes, rows = {"n": heads, "d": head_dim}, []
-    for preset, growth, formula in ((name, *method.poster) for name, method in METHODS.items() if method.poster):
+    for preset, growth, formula in ((name, *said) for name, said in poster()["complexity"].items()):
         with torch.device("meta"):
             layer = build_attention(preset, heads * head_dim, heads, self_attention=True, bias=False)
         built = sum(parameter.numel() for parameter in layer.parameters()) - layer.out_proj.weight.numel()
@@ -255,12 +264,11 @@ def sweep(
                 progress.update()
                 try:
                     args = parse_architecture(architecture, [*flags, *sizes(value)], task=task)
-                    args = with_preset(
-                        args, preset, keep=("head_dim", *([need.axis] if (need := METHODS[preset].needs) else []))
-                    )
+                    need = METHODS[preset].needs
+                    args = with_preset(args, preset, keep=("head_dim", *([need.axis] if need else [])))
                     if quantity != "layers":
                         args.head_dim = value if quantity == "head-dim" else head_dim
-                    elif preset == "fixedhead" and getattr(args, "head_dim", None) is None:
+                    elif need is not None and need.axis == "head_dim" and getattr(args, "head_dim", None) is None:
                         args.head_dim = head_dim
                     counts = count(build_model(args, vocab_size))
                 except ValueError:

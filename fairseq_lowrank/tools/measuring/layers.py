@@ -53,7 +53,7 @@ class LayerSubject(Subject):
         self.sequence_length = sequence_length
         self.modules = [module for *_, module in places]
         for place, site, layer, module in places:
-            if module.spec.score != "dot-product":
+            if not module.spec.is_default("score"):
                 raise UserError(
                     f"{name}: {site} attention {layer} ({place}) has {module.spec.score} scores, which are not products of queries "
                     "and keys, so no rank bounds them. Use a model with --attention-score dot-product."

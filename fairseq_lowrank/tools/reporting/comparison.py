@@ -15,7 +15,14 @@ from pathlib import Path
 from fairseq_lowrank.attention import AXES
 from fairseq_lowrank.files import say
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.tools.reporting.papers import canonical_paper, canonical_row, canonical_table, split_row
+from fairseq_lowrank.parts import PLAIN
+from fairseq_lowrank.tools.reporting.papers import (
+    canonical_paper,
+    canonical_row,
+    canonical_table,
+    poster,
+    split_row,
+)
 from fairseq_lowrank.tools.reporting.results import RECORDED, read_results, results_files
 
 # Metrics that are compared with one value of a paper: the papers do not name their BLEU scorer.
@@ -112,7 +119,7 @@ def attention_flags(line: dict) -> dict[str, str] | None:
         return {"preset": preset} if (preset := split_row(line["row"])[1]) else None
     if "attention" not in flags and not axes and not line.get("architecture", "").startswith("lowrank_"):
         return None
-    return {"preset": flags.get("attention", "mha"), **axes}
+    return {"preset": flags.get("attention", PLAIN), **axes}
 
 
 def other_settings(line: dict) -> dict[str, str]:
@@ -424,6 +431,7 @@ def add_ratios(rows: list[dict]) -> None:
 
     They are computed over common seeds; the row's `left_out` lists other seeds.
     """
+    baselines = poster()["presets"]
     by_name = {(canonical_row(row["row"]), row["ours"]["smoke"]): row["ours"] for row in rows if row["ours"]}
 
     for row in rows:
@@ -435,12 +443,11 @@ def add_ratios(rows: list[dict]) -> None:
             other = by_name.get((canonical_row(f"{rest}-{name}".strip("-")), ours["smoke"]))
             return other if other and about_as_long(other, ours) and alike(other["way"], ours["way"]) else None
 
-        mha = partner("mha")
-        sha = partner("sha")
+        mha, sha = (partner(baselines[ratio]) for ratio in ("prr", "peop"))
         for score in row["ours"]["scores"]:
             if lower_is_better(score["metric"]):
                 continue
-            if preset != "mha" and (means := means_of_common_seeds("PRR", row["ours"], score, mha)):
+            if preset != baselines["prr"] and (means := means_of_common_seeds("PRR", row["ours"], score, mha)):
                 score["prr"] = prr(*means)
             count, count_sha = (one["attention_parameters"] or 0 if one else 0 for one in (row["ours"], sha))
             comparable = count and count_sha and count != count_sha

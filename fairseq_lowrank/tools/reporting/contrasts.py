@@ -493,7 +493,8 @@ def _values(comparison: statistics.Comparison | None) -> dict:
     return asdict(comparison) | ({"t": None} if infinite else {})
 
 
-OUTCOME_COLOURS = {HELD: "#00796b", CONTRADICTED: "#c62828", UNCLEAR: "#757575", None: "#1f4e79"}
+OUTCOME_COLOURS = {HELD: "#0072b2", CONTRADICTED: "#e06040", UNCLEAR: "#8c8c8c", None: "#000000"}
+COLOUR_NAMES = {HELD: "blue", CONTRADICTED: "red", UNCLEAR: "grey"}
 
 
 def letters(row: dict) -> list[str]:
@@ -545,7 +546,9 @@ def plot_contrasts(rows: Sequence[dict]):
     units = pictures.plain(", ".join(dict.fromkeys(row["unit"] for row in rows)))
     legend = "diamond: mean; circles: seeds; line: 95 % interval, t over seeds"
     legend += "; broad bar: over sentences" if any(row["sentences_low"] is not None for row in rows) else ""
-    legend += "; grey: stated margin" if any(row["margin"] is not None for row in rows) else ""
+    outcomes = {row["outcome"] for row in rows if row["mean"] is not None}
+    legend += "".join(f"; {colour}: {outcome}" for outcome, colour in COLOUR_NAMES.items() if outcome in outcomes)
+    legend += "; grey band: stated margin" if any(row["margin"] is not None for row in rows) else ""
     sides = {"left: A is better, right: B" if row["lower_is_better"] else "left: B is better, right: A" for row in rows}
     side = f" ({sides.pop()})" if len(sides) == 1 else ""
     figure.supxlabel(f"difference A − B in {units}{side}\n{legend}", fontsize=8)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy
 
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.parts import PLAIN
 from fairseq_lowrank.tools.reporting.comparison import plot_name
 from fairseq_lowrank.tools.reporting.logs import read_training_log
 from fairseq_lowrank.tools.reporting.papers import canonical_row, split_row
@@ -173,13 +174,13 @@ def baseline_of(curve: dict, curves: list[dict]) -> dict | None:
     """
     if "row" not in curve or not validation(curve)[0]:
         return None
-    row = canonical_row(f"{split_row(curve['row'])[0]}-mha".strip("-"))
+    row = canonical_row(f"{split_row(curve['row'])[0]}-{PLAIN}".strip("-"))
     if row == canonical_row(curve["row"]):
         return None
     drawn = [other for other in curves if validation(other)[0]]
     same = [other for other in drawn if canonical_row(other["row"]) == row]
     if not same and "settings" in curve:
         alike = [other for other in drawn if other["settings"] == curve["settings"]]
-        same = [other for other in alike if split_row(other["row"])[1] == "mha"]
-    same = same or [other for other in drawn if canonical_row(other["row"]) == ("mha",)]
+        same = [other for other in alike if split_row(other["row"])[1] == PLAIN]
+    same = same or [other for other in drawn if canonical_row(other["row"]) == (PLAIN,)]
     return next((other for other in same if other["seed"] == curve["seed"]), same[0] if same else None)

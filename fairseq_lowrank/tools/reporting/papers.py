@@ -14,6 +14,17 @@ def load_papers() -> dict:
     return json.loads(resources.files(__package__).joinpath("papers.json").read_text(encoding="utf-8"))
 
 
+def poster() -> dict:
+    """Return what the MHE poster says of methods.
+
+    Returns:
+        - ``presets``: those that its ratios compare with (``prr``, ``peop``), and its own one (``cost``).
+        - ``complexity``: by method, growth with the number of heads n, and parameters of the projections in n and the head size d.
+        - ``sweep``: the methods in figures of sweeps.
+    """
+    return load_papers()["mhe"]
+
+
 def canonical_paper(name: str) -> str:
     return name.lower().replace("-", "_")
 

@@ -35,6 +35,7 @@ from fairseq_lowrank.huggingface.choice import chosen_axes, open_axes
 from fairseq_lowrank.huggingface.models import head_sizes
 from fairseq_lowrank.huggingface.saving import recorded_attention
 from fairseq_lowrank.messages import FlagError
+from fairseq_lowrank.parts import PLAIN
 from fairseq_lowrank.progress import tracked
 from fairseq_lowrank.tools.advice.heads import Change, Finding, Heads, head_size_at, score_rank
 from fairseq_lowrank.tools.advice.measured import SCORES, TIMES
@@ -83,7 +84,7 @@ def load(folder: Path, *, weights: bool = True) -> PreTrainedModel:
         reason = f"{len(missing)} weights of attention are missing, {missing[0]} for one"
         raise FlagError("--transformers", folder, reason, "Give a folder that save_pretrained wrote.")
     if record := recorded_attention(folder):
-        load_attention(model, folder) if weights else apply_attention(model, "mha", **record)
+        load_attention(model, folder) if weights else apply_attention(model, PLAIN, **record)
     return model.eval()
 
 
@@ -206,7 +207,7 @@ def _described(place: dict, tensors: dict[str, torch.Tensor], num_heads: int, he
 def attention_flags(model: PreTrainedModel) -> dict[str, object]:
     """Return the preset and the axes of a model's attention, which give its colour in pictures."""
     record = getattr(model.config, "lowrank_attention", None) or {}
-    return {"preset": "mha"} | {axis: record[axis] for axis in open_axes() if record.get(axis) is not None}
+    return {"preset": PLAIN} | {axis: record[axis] for axis in open_axes() if record.get(axis) is not None}
 
 
 def sequences(
@@ -245,7 +246,7 @@ def measure(model: PreTrainedModel, chosen: list[torch.Tensor], label: str) -> d
     An encoder-decoder reads the same tokens on both sides.
     """
     if getattr(model.config, "lowrank_attention", None) is None:
-        apply_attention(model, "mha", sites=SITES)
+        apply_attention(model, PLAIN, sites=SITES)
     spectra = Spectra()
 
     def receive(module: nn.Module, site: str, layer: int, weights: torch.Tensor) -> None:
@@ -285,4 +286,4 @@ def layer_like(module: nn.Module) -> MultiheadAttention:
         axes["head_dim"] = dims.head_dim
     if dims.key_value_heads != dims.num_heads:
         axes["key_value_heads"] = dims.key_value_heads
-    return build_attention("mha", width, dims.num_heads, self_attention=True, device="meta", **axes)
+    return build_attention(PLAIN, width, dims.num_heads, self_attention=True, device="meta", **axes)

@@ -18,6 +18,7 @@ from fairseq_lowrank.huggingface import apply_attention, attention_calls, attent
 from fairseq_lowrank.huggingface.added import parts_of
 from fairseq_lowrank.huggingface.models import head_sizes
 from fairseq_lowrank.messages import FlagError, UserError
+from fairseq_lowrank.parts import PLAIN
 from fairseq_lowrank.parts.projection import is_plain_linear
 from fairseq_lowrank.tools.advice.heads import score_rank
 from fairseq_lowrank.tools.measuring.subject import (
@@ -115,7 +116,7 @@ class TransformersSubject(Subject):
     ) -> None:
         self.task = task_of(model)
         if getattr(model.config, "lowrank_attention", None) is None:
-            apply_attention(model, "mha")
+            apply_attention(model, PLAIN)
         self.model, self.samples, self.name = model, samples, type(model).__name__
         self.metric, self.compares = METRICS[self.task], self.task in ("classes", "states")
         self.mask_token, self.special_tokens, self.seed = mask_token, torch.tensor(special_tokens or (-1,)), seed

@@ -12,7 +12,7 @@ from fairseq_lowrank.ops.activation import ACTIVATIONS
 from fairseq_lowrank.ops.attention.tree import TensorTree
 
 # What a backend computes, where that is not everything.
-COVERAGE = {"sdpa": {"activations": ("softmax",), "mixings": MIXINGS, "befores": ("none",)}}
+COVERAGE = {"sdpa": {"activations": ("softmax",), "mixings": MIXINGS, "befores": ("none",), "sinks": False}}
 # The kernels of triton run on a GPU, and not in float64: test_triton.py.
 BACKENDS = tuple(backend for backend in BACKENDS if backend not in ("triton", "tiled"))
 FAST = [backend for backend in BACKENDS if backend != "reference"]
@@ -100,6 +100,8 @@ def test_long_sequences_and_windows_cross_the_borders_of_blocks(backend, activat
     long = problem(activation, mixing, device, length)
     key_padding = torch.zeros(2, length, dtype=torch.bool, device=device)
     key_padding[0, -70:], key_padding[1, :70] = True, True
+    places = torch.arange(length, device=device)
+    documents = torch.stack([places // 40, places % 100 // 70])  # the second has parts
     for mask in (
         AttentionMask(),
         AttentionMask(True),
@@ -110,6 +112,10 @@ def test_long_sequences_and_windows_cross_the_borders_of_blocks(backend, activat
         AttentionMask(True, query_repeats=2, window=65),
         AttentionMask(True, key_padding, num_appended_keys=2, window=70),
         AttentionMask(True, window=149),
+        AttentionMask(True, key_padding, documents=documents),
+        AttentionMask(False, documents=documents[:1]),
+        AttentionMask(True, query_repeats=2, documents=documents, window=65),
+        AttentionMask(False, query_repeats=2, num_appended_keys=2, documents=documents[:, 2:]),
     ):
         long["mask"] = mask
         assert_same(values_and_gradients(long, backend), values_and_gradients(long, "reference"), 1e-9)

@@ -53,6 +53,9 @@ def parted_padding(length):
         {"mask": AttentionMask(True, query_repeats=2)},
         {"mask": AttentionMask(True, parted_padding(2048))},
         {"score_bias": torch.zeros(1, HEADS, 1, 2048)},
+        {"distance_bias": torch.zeros(1, HEADS, 4095, requires_grad=True)},
+        {"sinks": torch.zeros(HEADS, requires_grad=True)},
+        {"mask": AttentionMask(True, documents=torch.arange(2048)[None] // 300)},
     ],
     ids=[
         "static",
@@ -65,6 +68,9 @@ def parted_padding(length):
         "repeated",
         "padding",
         "bias",
+        "distances",
+        "sinks",
+        "documents",
     ],
 )
 def test_no_tensor_grows_with_the_square_of_the_length(options):

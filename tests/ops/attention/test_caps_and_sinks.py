@@ -1,4 +1,4 @@
-"""Capped scores and sinks: the reference has their formulas, and the other backends refuse them."""
+"""Capped scores and sinks: the reference has their formulas, and backends that cannot compute them refuse them."""
 
 import dataclasses
 
@@ -45,9 +45,14 @@ def test_the_reference_has_the_formulas(cap, sinks, mixed):
             torch.testing.assert_close(heads[b, i], patterns[i] @ call.v[b, i // 2])
 
 
-@pytest.mark.parametrize("backend", ["sdpa", "blocked", "triton"])
-@pytest.mark.parametrize(("choice", "said"), [("score_cap", "capped scores"), ("sinks", "sinks")])
-def test_other_backends_refuse_them(choice, said, backend):
+@pytest.mark.parametrize(
+    ("backend", "choice", "said"),
+    [
+        *((backend, "score_cap", "capped scores") for backend in ("sdpa", "blocked", "triton", "tiled")),
+        *((backend, "sinks", "sinks") for backend in ("sdpa", "triton", "tiled")),
+    ],
+)
+def test_other_backends_refuse_them(backend, choice, said):
     call = dataclasses.replace(problem(**{choice: True}), need_weights=False)
     with pytest.raises(ValueError, match=f"cannot compute {said}"):
         check_backend(backend, call)

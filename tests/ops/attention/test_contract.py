@@ -17,11 +17,14 @@ Q, K = torch.zeros(2, 3, 4, 6), torch.zeros(2, 1, 5, 6)
         ({"q": Q[0]}, r"q, k of shapes \[3, 4, 6\], \[2, 1, 5, 6\].*: expected \[B, H, T, D\]"),
         (
             {"k": Q[:, :2]},
-            r"k of shape \[2, 2, 4, 6\] does not fit q \[2, 3, 4, 6\]: expected \[2, G, S, 6\], G dividing 3",
+            r"k of shape \[2, 2, 4, 6\] does not fit q \[2, 3, 4, 6\]: expected \[B, G, S, D\] = \[2, G, S, 6\], G dividing 3",
         ),
         ({"k": K[:, :0]}, r"k of shape \[2, 0, 5, 6\] does not fit q"),
         ({"v": K[:, :0]}, r"v of shape \[2, 0, 5, 6\] does not fit scores"),
-        ({"v": K.expand(-1, 2, -1, -1)}, r"v of shape \[2, 2, 5, 6\] .* expected \[2, G, 5, Dv\], G dividing 3"),
+        (
+            {"v": K.expand(-1, 2, -1, -1)},
+            r"v of shape \[2, 2, 5, 6\] .* expected \[B, G, S, Dv\] = \[2, G, 5, Dv\], G dividing 3",
+        ),
         ({"k": K[:1]}, r"k of shape \[1, 1, 5, 6\] does not fit"),
         ({"k": K[..., :5]}, r"k of shape \[2, 1, 5, 5\] does not fit"),
         ({"v": K[:, :, :4]}, r"v of shape \[2, 1, 4, 6\] does not fit scores \[2, 3, 4, 5\]"),
@@ -47,7 +50,7 @@ Q, K = torch.zeros(2, 3, 4, 6), torch.zeros(2, 1, 5, 6)
         ),
         (
             {"mask": AttentionMask(key_padding=torch.zeros(2, 4, dtype=torch.bool))},
-            r"mask.key_padding of shape \[2, 4\] and torch.bool: expected bool \[2, 5\]",
+            r"mask.key_padding of shape \[2, 4\] and torch.bool: expected bool \[B, S\] = \[2, 5\]",
         ),
         (
             {"mask": AttentionMask(True, query_repeats=3)},
@@ -73,18 +76,24 @@ Q, K = torch.zeros(2, 3, 4, 6), torch.zeros(2, 1, 5, 6)
         ({"mask": AttentionMask(window=2)}, r"mask.window=2: .* together with causal=True"),
         (
             {"mask": AttentionMask(additive=torch.zeros(4, 4))},
-            r"mask.additive of shape \[4, 4\]: expected one that broadcasts to scores \[2, 3, 4, 5\]",
+            r"mask.additive of shape \[4, 4\]: expected one that broadcasts to scores \[B, H, T, S\] = \[2, 3, 4, 5\]",
         ),
         (
             {"score_bias": torch.zeros(1, 2, 3, 4, 5)},
             r"score_bias of shape \[1, 2, 3, 4, 5\]: expected one that broadcasts",
         ),
-        ({"prob_mixing": StaticMixing(torch.eye(2))}, r"weight of static mixing: \[2, 2\], expected \[3, 3\]"),
-        ({"score_mixing": StaticMixing(torch.ones(3))}, r"weight of static mixing: \[3\], expected \[3, 3\]"),
-        ({"prob_mixing": DiagonalMixing(torch.eye(3))}, r"weight of diagonal mixing: \[3, 3\], expected \[3\]"),
+        (
+            {"prob_mixing": StaticMixing(torch.eye(2))},
+            r"weight of static mixing: \[2, 2\], expected \[H, H\] = \[3, 3\]",
+        ),
+        (
+            {"score_mixing": StaticMixing(torch.ones(3))},
+            r"weight of static mixing: \[3\], expected \[H, H\] = \[3, 3\]",
+        ),
+        ({"prob_mixing": DiagonalMixing(torch.eye(3))}, r"weight of diagonal mixing: \[3, 3\], expected \[H\] = \[3\]"),
         (
             {"prob_mixing": PositionwiseMixing(torch.eye(3))},
-            r"weight of position-wise mixing: .* expected \[2, 4, 3, 3\]",
+            r"weight of position-wise mixing: .* expected \[B, T, H, H\] = \[2, 4, 3, 3\]",
         ),
     ],
 )

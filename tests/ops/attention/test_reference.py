@@ -3,7 +3,7 @@
 import brute_force
 import pytest
 import torch
-from attention_problems import attend, call_of, hidden, problems
+from attention_problems import attend, bias_of_distances, call_of, hidden, problems
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +18,7 @@ def test_reference_is_the_brute_force(data, device):
     heads, weights = attend(**problem, backend="reference", need_weights=True)
     cpu = {name: part.detach().cpu() if torch.is_tensor(part) else part for name, part in problem.items()}
     number_of_heads = cpu["q"].size(1)
-    bias = torch.zeros(1, 1, 1, 1, dtype=torch.float64)
+    bias = bias_of_distances(problem)
     for part in (cpu["score_bias"], cpu["mask"].additive):
         if part is not None and part.dtype != torch.bool:
             bias = bias + part.detach().cpu()
@@ -32,6 +32,7 @@ def test_reference_is_the_brute_force(data, device):
         hidden=hidden(problem),
         mixing=mixing,
         before=before,
+        sinks=cpu["sinks"],
     )
     torch.testing.assert_close(weights.cpu(), expected_weights, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(heads.cpu(), expected, rtol=1e-10, atol=1e-12)

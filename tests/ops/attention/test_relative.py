@@ -152,12 +152,7 @@ def test_sdpa_refuses_them():
 @given(data=st.data())
 def test_penalties_read_one_head_at_a_time(data):
     call, _ = data.draw(calls("cpu"))
-    weights = attention(
-        AttentionCall(
-            call.scores, call.v, call.mask, call.score_bias, call.score_mixing, None, call.activation, 0.0, True
-        ),
-        "reference",
-    )[1]
+    _, weights = attention(call.replace(prob_mixing=None, need_weights=True), "reference")
     expected = torch.zeros(len(weights), dtype=torch.float64)
     for i in range(weights.size(1)):
         for j in range(i):

@@ -489,8 +489,10 @@ def test_what_it_cannot_compute_is_said(device):
     for options, reason in [
         ({"need_weights": True}, "the attention weights"),
         ({"score_bias": torch.zeros(1)}, "a score_bias"),
+        ({"distance_bias": torch.zeros(1, 1, 2 * LENGTH - 1)}, "a distance_bias"),
         ({"mask": AttentionMask(additive=torch.zeros(1, requires_grad=True))}, "a gradient of the float mask"),
         ({"mask": AttentionMask(True, window=2)}, "a sliding window"),
+        ({"mask": AttentionMask(True, documents=torch.zeros(1, LENGTH).long())}, "a mask of documents"),
         ({"score_mixing": mixing_of("positionwise", torch.randn, (1, HEADS, LENGTH, LENGTH))}, "before the softmax"),
     ]:
         assert reason in triton.unsupported_reason(call_of(**plain | options))

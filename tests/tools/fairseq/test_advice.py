@@ -421,7 +421,7 @@ def test_the_command_names_what_its_remedies_need_and_no_bleu_for_language_model
 @pytest.mark.parametrize(
     "flags, grouped, one_key",
     [
-        ([], "--attention gqa --key-value-heads 2", "--attention mqa"),
+        ([], "--attention gqa --key-value-heads 2", "--attention gqa --key-value-heads 1"),
         (["--attention", "mixhead-a"], "--key-value-heads 2", "--key-value-heads 1"),
         (["--attention", "gqa", "--key-value-heads", "4"], "--key-value-heads 2", "--key-value-heads 1"),
     ],

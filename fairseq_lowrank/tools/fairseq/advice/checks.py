@@ -19,6 +19,7 @@ from fairseq_lowrank.tools.advice.measured import HEAD_EMBEDDINGS
 from fairseq_lowrank.tools.axes import axes_of, spec_of
 from fairseq_lowrank.tools.fairseq.advice.remedies import ModelSummary
 from fairseq_lowrank.tools.fairseq.architecture import stacks
+from fairseq_lowrank.tools.reporting.papers import poster
 
 WIES = "Wies et al. 2021"
 # Wies et al. 2021: §5.1 figure 2, §5.2.2 figure 3, and §5.3 figure 4 (percent redundant by H·d_a / d).
@@ -202,9 +203,9 @@ def composition(summary: ModelSummary) -> Iterator[Finding]:
 
 def cost(summary: ModelSummary) -> Iterator[Finding]:
     """Report the parameters that head embeddings would save."""
-    if any(spec_of(module).projection != "independent" for module in summary.sites.values()):
+    if not all(spec_of(module).is_default("projection") for module in summary.sites.values()):
         return
-    found = summary.priced(attention="mhe-mul")
+    found = summary.priced(attention=poster()["presets"]["cost"])
     if not found or (saved := -(found[0].parameters or 0)) <= 0:
         return
     kept = "The paper did not measure what that does to a language model."

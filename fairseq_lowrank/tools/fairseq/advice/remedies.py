@@ -12,6 +12,7 @@ from fairseq.models.nat import FairseqNATModel
 from torch import nn
 
 from fairseq_lowrank.attention import AttentionSpec
+from fairseq_lowrank.parts import METHODS, PARTS, PLAIN
 from fairseq_lowrank.plugin.flags import AttentionOptions
 from fairseq_lowrank.tools.advice.heads import Change, Heads, heads_of_size, score_heads, score_rank
 from fairseq_lowrank.tools.advice.measured import FEWER, SCORES, TIMES
@@ -75,24 +76,26 @@ class ModelSummary(Heads):
         """Return changes to fewer heads of keys and values: to about √h for h heads of queries, and to one."""
         options = self.options
         chosen = [module.num_heads for site, module in self.sites.items() if options and site in options.sites]
-        if options is None or options.spec.projection != "independent" or not chosen:
+        if options is None or not options.spec.is_default("projection") or not chosen:
             return []
         heads = math.gcd(*chosen)
         now = options.spec.key_value_heads or heads
         between = [number for number in range(2, now) if heads % number == 0]
         numbers = sorted(between, key=lambda number: abs(number - math.sqrt(heads)))[:1] + [1] * (now > 1)
-        changes: list[dict[str, Any]] = [{"key_value_heads": number} for number in numbers]
-        if self._preset == "mha":
-            presets = ({"attention": "mqa"} if number == 1 else {"attention": "gqa"} for number in numbers)
-            changes = [
-                preset | (change if preset["attention"] == "gqa" else {})
-                for preset, change in zip(presets, changes, strict=True)
-            ]
-        return [found for change in changes for found in self.priced(**change)]
+        return [
+            found
+            for number in numbers
+            for found in self.priced(**self._preset_for("key_value_heads"), key_value_heads=number)
+        ]
 
-    @property
-    def _preset(self) -> str:
-        return getattr(self.args, "attention", None) or "mha"
+    def _preset_for(self, axis: str) -> dict[str, Any]:
+        """Return the flag of the preset that is plain attention with another size, if the model's attention is plain."""
+        if (getattr(self.args, "attention", None) or PLAIN) != PLAIN:
+            return {}
+        for name, method in METHODS.items():
+            if method.needs is not None and method.needs.axis == axis and not method.axes:
+                return {"attention": name}
+        return {}
 
     def _other_attention(self, site: str) -> list[Change]:
         """Return flags of attention that give a site's scores the wanted rank.
@@ -118,7 +121,7 @@ class ModelSummary(Heads):
                 return False
 
         found = []
-        changed_specs = _with(now[site], score_mixing="static"), _with(now[site], head_dim=size)
+        changed_specs = _with(now[site], score_mixing=_mixing_of_scores()), _with(now[site], head_dim=size)
         for goal in dict.fromkeys((*filter(None, changed_specs), options.spec)):
             if goal == now[site] or not suffices(goal):
                 continue
@@ -137,8 +140,8 @@ class ModelSummary(Heads):
     def _flags(self, options: AttentionOptions, goal: AttentionSpec, chosen: list[str]) -> dict[str, Any]:
         """Return the flags that, in addition to the given ones, choose a composition at the chosen sites."""
         before, changes = options.spec, dict[str, Any]()
-        if goal.head_dim != before.head_dim and self._preset == "mha":
-            changes["attention"] = "fixedhead"
+        if goal.head_dim != before.head_dim:
+            changes |= self._preset_for("head_dim")
         for name, flag in (("mixing", "head_mixing"), ("score_mixing", "score_mixing"), ("head_dim", "head_dim")):
             if getattr(goal, name) != getattr(before, name):
                 changes[flag] = getattr(goal, name)
@@ -157,6 +160,16 @@ class ModelSummary(Heads):
         given = {} if spec_of(module).head_dim is None else {"head_dim": larger}
         flags = f"--{flag.replace('_', '-')} {fewer}" + (f" --head-dim {larger}" if given else "")
         return self.priced(f"{flags} (fewer heads, of size {larger})", TIMES[FEWER], **{flag: fewer}, **given)
+
+
+def _mixing_of_scores() -> str:
+    """Return the first registered part that mixes the scores of heads by a trained matrix, the same for all queries."""
+    parts = ((name, part) for name, part in PARTS["score_mixing"].items() if part is not None)
+    return next(
+        name
+        for name, part in parts
+        if part.mixes_heads and part.learns and not (part.reads_inputs or part.reads_queries)
+    )
 
 
 def _with(spec: AttentionSpec, **choices: int | str) -> AttentionSpec | None:

@@ -1,0 +1,73 @@
+"""The predictions of the evidence, and the pages of docs/data."""
+
+import re
+
+import pytest
+
+pytest.importorskip("scipy")
+
+from experiments.evidence import data, measure, predictions, published_models
+from experiments.evidence.lines import RESULTS, ROOT
+
+PREDICTIONS = {(group["experiment"], one["id"]): one for group in predictions.groups() for one in group["predictions"]}
+OUTCOMES = ("held", "contradicted", "unclear", "not run", "as predicted under one seed", "against the prediction under")
+COMPUTED = {
+    **{key: predictions.outcome(one["compute"])[0] for key, one in PREDICTIONS.items() if "compute" in one},
+    **{
+        ("measure", name): found
+        for name, found in measure.outcomes(measure.read(RESULTS / "evidence-measure.jsonl")).items()
+    },
+    **{
+        ("published-models", name): found
+        for name, found in published_models.outcomes(measure.read(RESULTS / "evidence-published-models.jsonl")).items()
+    },
+}
+
+
+def test_each_prediction_has_a_rule_a_commit_and_an_outcome():
+    assert len(PREDICTIONS) == sum(len(group["predictions"]) for group in predictions.groups())
+    for key, one in PREDICTIONS.items():
+        assert one["text"] and one["rule"], key
+        assert re.fullmatch(r"[0-9a-f]{40}", one["commit"]), key
+        assert one["outcome"].startswith(OUTCOMES), key
+
+
+def test_outcomes_follow_from_the_lines():
+    assert len(COMPUTED) > 95
+    differ = {key: found for key, found in COMPUTED.items() if not PREDICTIONS[key]["outcome"].startswith(found)}
+    assert not differ
+
+
+@pytest.mark.parametrize(
+    ("held", "allowed", "word"),
+    [
+        ([0.1, 0.2], [0.0, 0.3], "held"),
+        ([0.2, None], [0.1, None], "unclear"),
+        ([0.3, None], [0.2, None], "contradicted"),
+        ([None, 0.05], [None, 0.1], "contradicted"),
+    ],
+)
+def test_an_outcome_follows_from_the_mean_and_two_ranges(held, allowed, word):
+    of = {"table": "language-model", "rows": ["h32-mha", "h4-mha"], "split": "test"}  # 0.155
+    assert predictions.computed(**of, held=held, allowed=allowed)[0] == word
+
+
+def test_a_prediction_with_parts_holds_if_each_part_does():
+    part = {"table": "language-model", "rows": ["h32-mha", "h4-mha"], "split": "test"}  # 0.155
+    held, contradicted = part | {"held": [0, 1], "allowed": [0, 1]}, part | {"held": [1, 2], "allowed": [1, 2]}
+    assert predictions.outcome([held, held])[0] == "held"
+    assert predictions.outcome([held, contradicted])[0] == "contradicted"
+    assert predictions.outcome([held])[1] == "0.155 (0.082 … 0.228)"
+
+
+def test_an_interval_around_zero_decides_no_sign():
+    of = {"table": "above-head-size", "rows": ["h4-mhe-mul", "h4-mha-narrow"], "split": "fit"}
+    decided, undecided = (predictions.computed(**of, held=[0, 1], allowed=[0, None], sign=sign)[0] for sign in (0, 1))
+    assert (decided, undecided) == ("held", "unclear")
+
+
+def test_every_experiment_has_a_page_with_its_rows():
+    assert {path.stem for path in (ROOT / "docs" / "data").glob("*.md")} >= set(data.NAMES)
+    predicted = {experiment for experiment, _ in PREDICTIONS}
+    text = (ROOT / "docs" / "data" / "predictions.md").read_text(encoding="utf-8")
+    assert predicted == {name.lower().replace(" ", "-") for name in re.findall(r"^## (.+)$", text, re.MULTILINE)}

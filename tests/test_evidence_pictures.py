@@ -1,0 +1,96 @@
+"""The pictures of the documents: what they show can be told apart, nothing is cut, and each has a page."""
+
+import itertools
+import re
+
+import pytest
+
+pytest.importorskip("scipy")
+
+from colour_vision import distance
+from matplotlib.colors import to_hex
+from matplotlib.text import Text
+
+from experiments.evidence import bottleneck, figures
+from experiments.evidence.lines import ROOT
+from fairseq_lowrank.attention import METHODS
+from fairseq_lowrank.tools import pictures
+from fairseq_lowrank.tools.reporting import contrasts
+
+APART = 15  # CIE76
+
+
+@pytest.fixture(scope="module", params=figures.FIGURES)
+def figure(request):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bottleneck, "errors", lambda causal: [1 / size for size in range(1, bottleneck.LENGTH + 1)])
+        drawn = figures.FIGURES[request.param]()
+    pictures.fit(drawn)
+    return drawn
+
+
+def colours(figure) -> set[str]:
+    """The colours of the lines and bars of a figure, without reference lines."""
+    found = set()
+    for axes in figure.axes:
+        found |= {to_hex(line.get_color()) for line in axes.lines if not line.get_label().startswith("_child")}
+        found |= {to_hex(line.get_color()) for line in axes.lines if line.get_marker() not in ("None", "", None)}
+        found |= {to_hex(patch.get_facecolor()) for patch in axes.patches}
+    return found
+
+
+def close(found) -> list[tuple[str, str]]:
+    return [pair for pair in itertools.combinations(sorted(found), 2) if distance(*pair) < APART]
+
+
+def test_colours_of_a_picture_are_apart_with_each_colour_blindness(figure):
+    found = colours(figure)
+    assert len(found) > 1
+    assert not close(found)
+
+
+def test_no_text_of_a_picture_is_cut(figure):
+    figure.draw_without_rendering()
+    box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
+    assert min(box.x0, box.y0) > -0.02 and box.x1 < width + 0.02 and box.y1 < height + 0.02
+    for axes in figure.axes:
+        for text in axes.texts:
+            assert text.get_window_extent().x1 <= axes.bbox.x1 and text.get_window_extent().x0 >= axes.bbox.x0, text
+
+
+def test_a_picture_says_which_direction_is_better(figure):
+    words = " ".join(text.get_text() for text in figure.findobj(Text)).replace("\n", " ")
+    assert "is better)" in words
+
+
+def test_methods_that_are_often_compared_are_apart():
+    names = ("mha", "gain", "score-gain", "mixhead-a", "mixhead-b", "talking-heads", "score-mixing", "fixedhead")
+    names += ("mhe-add", "mhe-mul", "mqa", "sigsoftmax")
+    found = {METHODS[name].colour for name in names} | {pictures.colour_of(pictures.STOCK)}
+    assert len(found) == len(names) + 1
+    assert not close(found | set(pictures.OTHER_COLOURS[:4]))
+
+
+def test_colours_of_classes_are_apart_and_so_are_their_lines():
+    assert not close(pictures.CLASS_COLOURS)
+    found = [pictures.class_style(kind) for kind in (None, *pictures.CLASS_STYLES)]
+    for name in ("color", "marker", "linestyle"):
+        assert len({str(style[name]) for style in found}) == len(found)
+
+
+def test_colours_of_outcomes_are_apart():
+    assert not close(contrasts.OUTCOME_COLOURS.values())
+
+
+def test_a_method_has_the_marker_and_line_of_its_class():
+    for name, method in METHODS.items():
+        (style,) = pictures.styles([name])
+        wanted = pictures.class_style(None if name == "mha" else method.kind)
+        assert (style["linestyle"], pictures.marker(style)) == (wanted["linestyle"], wanted["marker"]), name
+
+
+def test_every_picture_has_a_page():
+    text = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md"))
+    shown = set(re.findall(r"pictures/([\w-]+\.png)\)", text))
+    assert shown == {path.name for path in (ROOT / "docs" / "pictures").iterdir()}
+    assert {f"{name}.png" for name in figures.FIGURES} <= shown
