@@ -169,7 +169,7 @@ def default_config(num_heads: int, head_dim: int) -> StateConfig:
 
 
 def _default_choices() -> dict[str, Any]:
-    return {name: axis.default for name, axis in AXES.items() if axis.is_recorded}
+    return {name: axis.default for name, axis in AXES.items() if axis.choices is not None}
 
 
 def check_settings(prefix: str, saved: StateConfig, current: StateConfig) -> None:

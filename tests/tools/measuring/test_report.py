@@ -64,6 +64,10 @@ def test_verdict_needs_both_ends_of_the_interval():
     assert judged(curve(16, [10, 31]))["verdict"] == "between few and all"
 
 
+def test_at_least_twice_as_many_sequences_are_needed():
+    assert sequences_needed(12, (12, 17), 32, 24) == 2 * 24
+
+
 def test_verdict_says_at_most_and_the_bracket():
     found = judged(curve(12, [10, 16]), own=5)
     assert found["bracket"] == [5, 12]

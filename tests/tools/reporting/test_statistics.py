@@ -240,6 +240,11 @@ def test_values_a_step_apart_are_not_equal_after_rounding():
     assert not statistics.equal_after_rounding([0.03, 0.036], 0.01)
 
 
+def test_sentences_of_equal_means_bring_no_degrees_of_freedom():
+    error, degrees = statistics.seeds_and_sentences(np.array([[3.0, 1.0], [0.0, 2.0]]))
+    assert (error, degrees) == pytest.approx((0.5, 1.0))  # those of the two seeds' means, 2 and 1
+
+
 def test_degrees_of_freedom_are_rounded_down():
     assert [statistics.whole_degrees(degrees) for degrees in (0.5, 2.9, 3.0, 500.0)] == [1, 2, 3, 100]
 
