@@ -151,7 +151,14 @@ def test_citations_have_the_version_of_the_package():
 
 
 # The most words of a page, without its blocks of code. Pages that are written from the code have no limit.
-MOST_WORDS = {"README.md": 1300}
+MOST_WORDS = {
+    "README.md": 1300,
+    "docs/bert.md": 900,
+    "docs/choosing.md": 720,
+    "docs/kernels.md": 1300,
+    "docs/performance.md": 900,
+    "docs/tools.md": 1_730,
+}
 
 
 @pytest.mark.parametrize("page", MOST_WORDS)

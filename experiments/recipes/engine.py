@@ -311,11 +311,13 @@ class RecipeEngine(Engine[Run]):
 
     def sizes(self) -> None:
         """Print how large the models of the rows asked for are."""
+        self.import_plugin()
         for line in sizes.lines(self.runs()):
             print(line, flush=True)
 
     def cost(self) -> None:
         """Print what the rows asked for cost, roughly."""
+        self.import_plugin()
         for line in cost.lines(self.runs()):
             print(line, flush=True)
 

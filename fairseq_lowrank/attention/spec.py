@@ -137,7 +137,7 @@ class AttentionSpec:
                 f"{self.mixing!r} and score mixing {self.score_mixing!r} cannot mix. Remove the mixing, or head_output."
             )
 
-        if output is not None and self.keys_per_head > 1 and "head_map" in parts:
+        if output is not None and "head_map" in parts and self.keys_per_head > 1:
             raise ValueError(
                 f"head_output={self.head_output!r} has {self.keys_per_head} heads of keys for each output, which head_map "
                 f"{self.head_map!r} cannot map. Remove one of the two."

@@ -93,9 +93,14 @@ class Spelled:
             return
         wanted = {name: kwargs.get(name) for name in ("query", "key", "value", "key_padding_mask", "attn_mask")}
         scores, _ = layer(*inputs, **wanted, before_softmax=True)
+        scores = scores.unflatten(0, (-1, layer.num_heads * layer.spec.queries_per_head))
+        keys = scores.size(-1)
+        if layer.attention_sinks is not None:  # a further score of each row, whose weight reads no value
+            sinks = layer.attention_sinks.weight[:, None, None].expand(*scores.shape[:-1], 1)
+            scores = torch.cat([scores, sinks], dim=-1)
         if layer.spec.activation == "sigsoftmax":
             scores = scores + nn.functional.logsigmoid(scores)
-        weights = torch.softmax(scores, dim=-1).unflatten(0, (-1, layer.num_heads * layer.spec.queries_per_head))
+        weights = torch.softmax(scores, dim=-1)[..., :keys]
         padding = self.paddings[layer in self.encoder]
         batch, heads = weights.shape[:2]
         for b in range(batch):

@@ -40,3 +40,12 @@ def test_what_rows_share_is_counted_once(recipe, settings):
     assert total.startswith("3 trainings (estimates): 900 ") or total.startswith(
         "3 trainings (estimates): 0.0009 million"
     )
+
+
+def test_models_of_a_recipes_own_plugin_cost_something(recipe, engine, settings, plugins_leave, capsys):
+    own = recipe(mha="--attention mha")
+    own.plugin = "examples/evidence/controls"
+    arch = {"lowrank_transformer": "transformer_small_start_iwslt_de_en"}
+    own.common = tuple(arch.get(flag, flag) for flag in own.common)
+    engine(own, settings()).cost()
+    assert "1 trainings (estimates): " in capsys.readouterr().out
