@@ -2,8 +2,8 @@
 # What: Which directions do the heads of trained models use? It measures models on two texts and trains nothing.
 # Table: An experiment of this project: docs/evidence/published-models.md.
 # Result: Lines of `fairseq-lowrank measure` on WikiText-2 (test) and on film reviews.
-# Time: 1 minute for a small encoder of 22M parameters at 64x512, and 2 hours for a decoder of 135M, in one thread of a Xeon.
-#   Four models need 6 hours.
+# Time: Next to other work, in one thread: 57 minutes for an encoder of 22M parameters at 64x512, and 19 minutes for a decoder of
+#   135M at quick16x512. Longer rows of a decoder take hours.
 # Our choice: 512 tokens a sequence: first 64 of them with single layers, then 256 without.
 #
 #   examples/evidence/published_models.sh MODEL…

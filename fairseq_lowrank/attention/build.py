@@ -53,10 +53,11 @@ def build_attention(
             call ``to_empty``, and then ``reset_parameters`` of the layer or ``load_state_dict``.
         dtype: of the parameters, by default torch's default dtype.
         axes: values that override the method's; ``None`` keeps the method's. The axes are ``head_dim``, ``value_dim``,
-            ``key_value_heads``, ``projection``, ``score``, ``score_mixing``, ``activation``, ``mixing``, ``head_map`` and
-            ``head_output``. The options of their parts are ``shared_dim``, ``factor_rank``, ``gate_start``, ``latent_dim``,
-            ``mixing_normalization``, ``blocks``, ``synthesizer_heads``, ``unused_key_projection`` and ``query_rank``. For one,
-            ``AXES["mixing"].help`` says what it decides and ``list(AXES["mixing"])`` what it can be.
+            ``key_value_heads``, ``projection``, ``score``, ``score_mixing``, ``activation``, ``mixing``, ``head_map``,
+            ``head_output``, ``score_bias`` and ``attention_sinks``. The options of their parts are ``shared_dim``,
+            ``factor_rank``, ``gate_start``, ``diff_version``, ``latent_dim``, ``rotary_dim``, ``mixing_normalization``, ``blocks``,
+            ``synthesizer_heads``, ``unused_key_projection``, ``query_rank``, ``position_buckets``, ``max_distance`` and
+            ``bucket_sides``. For one, ``AXES["mixing"].help`` says what it decides and ``list(AXES["mixing"])`` what it can be.
 
     The other arguments are those of :class:`~.config.AttentionConfig` and :class:`MultiheadAttention`. The layer can replace
     ``torch.nn.MultiheadAttention``, whose state ``mha`` loads.

@@ -12,7 +12,7 @@ from fairseq_lowrank.ops import AttentionCall
 from fairseq_lowrank.ops.attention import is_traced
 from fairseq_lowrank.parts import Method, Paper, register
 from fairseq_lowrank.parts.part import Option
-from fairseq_lowrank.parts.plain import NotPlain, Plain, copy_weights, fold_biases, own_weights
+from fairseq_lowrank.parts.plain import NotPlain, Plain, fold_biases, own_weights
 from fairseq_lowrank.parts.projection import (
     AttentionDims,
     AttentionInputs,
@@ -154,8 +154,18 @@ class LatentProjection(Projection):
 
     @classmethod
     def factorize(cls, plain: Any, result: Any) -> None:
-        """Set c = W_c y with orthonormal rows, so that the norm changes nothing where y has unit length a feature."""
-        copy_weights(plain.q_proj, result.q_proj)
+        """Set c = W_c y with orthonormal rows, so that the norm changes nothing where y has unit length a feature.
+
+        Features that rotary positions turn are 0 at first.
+        """
+        projection = result.projection
+        # The layer divides scores by the root of all features.
+        scale = (projection.query_size / projection.dims.head_dim) ** 0.5
+        for name, tensor in plain.q_proj.named_parameters():
+            heads = getattr(result.q_proj, name).view(
+                projection.dims.num_heads, projection.query_size, *tensor.shape[1:]
+            )
+            heads[:, : projection.dims.head_dim] = scale * tensor.view(heads.size(0), -1, *tensor.shape[1:])
         fold_biases(plain, result)
         joint = torch.cat([plain.k_proj.weight, plain.v_proj.weight])
         left, values, right = torch.linalg.svd(joint, full_matrices=False)

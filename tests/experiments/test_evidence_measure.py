@@ -1,6 +1,5 @@
-"""The page of the measurement follows from its results, and the models of known answer are built as said."""
+"""The outcomes of the measurement follow from its results, and the models of known answer are built as said."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -9,14 +8,7 @@ from experiments.evidence import measure
 from fairseq_lowrank.tools.measuring.measurement import least_rank
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "evidence" / "measure.md").read_text(encoding="utf-8")
 LINES = measure.read(ROOT / "results" / "evidence-measure.jsonl")
-
-
-def test_page_has_the_table_and_the_outcomes_of_the_results():
-    assert measure.table(LINES) in PAGE
-    printed = dict(re.findall(r"^\| (E\d+) \|.*\| ([^|:]+?)(?:: [^|]*)? \|$", PAGE, flags=re.MULTILINE))
-    assert printed == measure.outcomes(LINES)
 
 
 def line(model, **numbers):
@@ -51,17 +43,10 @@ def test_models_of_known_answer_are_measured(monkeypatch):
         assert subject.evaluate(0) == subject.evaluate(0)
 
 
-def test_needs_by_tolerance_are_those_of_the_results():
+def test_the_tolerance_gives_the_need_where_the_answer_is_known():
     lines = measure.read(ROOT / "results" / "evidence-measure-tolerance.jsonl")
     known = [line for line in lines if line["answer"] is not None]
-    shown = re.findall(r"^\| known matrices.* seed (\d) \| (\d+)(?:, all)? \| (.*) \|$", PAGE, flags=re.MULTILINE)
-    assert len(shown) == len(known)
-    for line, (seed, answer, needs) in zip(known, shown, strict=True):
+    assert known
+    for line in known:
         costs = dict(line["ranks"])
-        found = [least_rank(costs.get, costs, tolerance) for tolerance in (0.002, 0.01, 0.05, 0.25)]
-        assert (line["seed"], line["answer"], found) == (
-            int(seed),
-            int(answer),
-            [int(need) for need in needs.split(" | ")],
-        )
-        assert abs(found[1] - line["answer"]) <= 1
+        assert abs(least_rank(costs.get, costs, 0.01) - line["answer"]) <= 1

@@ -10,8 +10,8 @@ from fairseq_lowrank.attention import PRESETS
 
 LENGTH = 6
 
-# keys and values of the first three are one input; outputs of the others are not linear in the content
-OTHERS = ("el", "skv", "mla", "mhe-add", "tpa", "xsa")
+# keys and values of the first three are one input; outputs of the next three are not linear in the content; the last read distances
+OTHERS = ("el", "skv", "mla", "mhe-add", "tpa", "xsa", "alibi", "t5-bias")
 METHODS = [
     *(Method(preset, preset, needed_axes(preset)) for preset in PRESETS if preset not in OTHERS),
     Method("sigsoftmax", "mixhead-b", {"activation": "sigsoftmax"}),

@@ -65,7 +65,7 @@ def test_narrow_dtypes_stay_near_float64(backend, dtype, data, device):
 def wide(part):
     """The same numbers in float64."""
     if torch.is_tensor(part):
-        return part if part.dtype == torch.bool else part.detach().double().requires_grad_(part.requires_grad)
+        return part if not part.is_floating_point() else part.detach().double().requires_grad_(part.requires_grad)
     return part.map_tensors(wide) if isinstance(part, TensorTree) else part
 
 
