@@ -126,9 +126,9 @@ PAGES: dict[str, Page] = {
     "knocking-linear": Page(
         notes=(
             "The projections absorb the maps, so it can compute the same as `mha`. `fairseq-lowrank convert` folds "
-            "them. A gain can only come from optimisation."
+            "them. A lead can only come from optimisation."
         ),
-        use_if="you want to test a gain that can come from optimisation alone",
+        use_if="you want to test a lead that can come from optimisation alone",
     ),
     "lrkv": Page(
         notes=(
@@ -141,17 +141,17 @@ PAGES: dict[str, Page] = {
     "mea": Page(
         notes=(
             "The projections absorb the maps, so it can compute the same as `mha`. `fairseq-lowrank convert` folds "
-            "them. A gain can only come from optimisation."
+            "them. A lead can only come from optimisation."
         ),
-        use_if="you want to test a gain that can come from optimisation alone",
+        use_if="you want to test a lead that can come from optimisation alone",
     ),
     "headmix": Page(
         notes=(
             "The projections absorb the maps, so it can compute the same as `mha`. `fairseq-lowrank convert` folds "
             "them. A public record for training on little data multiplies W_Q, W_K and W_V by such matrices, at "
-            "another learning rate (`--mixing-lr-scale`). A gain can only come from optimisation."
+            "another rate (`--mixing-lr-scale`). A lead can only come from optimisation."
         ),
-        use_if=("you want to test maps of heads in weight space, whose gain can come from optimisation alone"),
+        use_if=("you want to test maps of heads in weight space, whose lead can come from optimisation alone"),
     ),
     "mfa": Page(
         notes=(

@@ -259,6 +259,13 @@ def flags(variant: Method) -> str:
     return f"{text}, which is `--attention mha{of_parts}{own}`" if of_parts else text
 
 
+def further_flags(variant: Method) -> str:
+    """Return the row of the flags that only the variant's parts read and `flags` leaves out, or nothing."""
+    options = (option.name for part in variant.parts.values() for option in getattr(part, "options", ()))
+    names = [AXES[name].flag.replace("_", "-") for name in dict.fromkeys(options) if name not in _page_sizes(variant)]
+    return f"| Further flags | {', '.join(f'`--{name}`' for name in names)} |\n" if names else ""
+
+
 def code(variant: Method) -> list[Path]:
     """Return the files of the variant's special parts, relative to the package."""
     if variant is LOW_RANK_EMBEDDINGS:
@@ -388,7 +395,7 @@ def _described(name: str, results: Path, read: Callable[[Path], list[dict]]) -> 
         f"| {counted} | {cost['counted']} |\n"
         f"| Numbers cached per token | {cost['cached']} |\n"
         f"| Class | {class_of(variant)} |\n"
-        f"| Flags | {flags(variant)} |\n"
+        f"| Flags | {flags(variant)} |\n{further_flags(variant)}"
         f"| Code | {files} |\n"
         f"| Paper | {citations(variant)} |\n\n"
         f"{PAGES[name].notes} Use it if {PAGES[name].use_if}.\n\n## Measured here\n\n{table}"

@@ -96,7 +96,7 @@ ANSWERS = {
     "does Mixhead help in translation?": ("README.md", "post-norm translation at 2e-3"),
     "does it work with Llama?": ("README.md", "Llama"),
     "what is Mixhead?": ("README.md", "*Mixhead* gives each head a learned sum of all heads' probabilities"),
-    "how many BLEU?": ("README.md", "bits won on the training loss; BLEU"),
+    "how many BLEU?": ("README.md", "lead in bits of training loss; in BLEU"),
     "how do I measure a model of transformers?": ("README.md", "measure --transformers FOLDER"),
     "which regularisers?": ("docs/attention.md", "## Regularisers"),
     "how do I leave fairseq?": ("docs/leaving-fairseq.md", "fairseq-lowrank export"),

@@ -42,7 +42,7 @@ def losses(table: str, split: str, results: Path = RESULTS) -> dict[str, dict[in
 
 
 def gains(heads: int, results: Path = RESULTS) -> dict[str, list[float]]:
-    """Return the gain over `mha` of each row that was run with this number of heads, by seed from 1 on."""
+    """Return the lead over `mha` of each row that was run with this number of heads, by seed from 1 on."""
     fit = losses("fast-start", "fit", results)
     mha = fit[f"h{heads}-mha-2e-3"]
     found = {}

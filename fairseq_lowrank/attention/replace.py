@@ -21,8 +21,8 @@ def replace_attention(module: nn.Module, preset: str, *, backend: str = "auto", 
     Args:
         module: any module, such as ``nn.TransformerEncoder``, ``nn.Transformer`` or one of your own. If it is an
             ``nn.MultiheadAttention`` itself, the new layer is returned.
-        preset: one of :data:`~fairseq_lowrank.attention.PRESETS` that has the weights of ``nn.MultiheadAttention``: ``mha``, the mixing
-            methods and ``talking-heads``.
+        preset: one of :data:`~fairseq_lowrank.attention.PRESETS` that has the weights of ``nn.MultiheadAttention``: ``mha``, mixing of
+            probabilities or scores, gates and head maps.
         backend: see :func:`~fairseq_lowrank.attention.build_attention`.
         axes: values that override the method's, see :func:`~fairseq_lowrank.attention.build_attention`.
 
