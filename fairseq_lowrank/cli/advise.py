@@ -236,7 +236,7 @@ def as_text(result: dict, *, everything: bool = False) -> str:
     """Return the measurement, the worst case, the findings, and this project's measurements of such models."""
     import textwrap
 
-    from fairseq_lowrank.tools.advice.measured import LIMITS
+    from fairseq_lowrank.tools.advice.measured import LIMITS, PUBLISHED
 
     def wrapped(text: str, indent: str = "  ") -> list[str]:
         return textwrap.wrap(text, 100, initial_indent=indent, subsequent_indent="  ", break_on_hyphens=False)
@@ -246,7 +246,7 @@ def as_text(result: dict, *, everything: bool = False) -> str:
         lines.append(f"Not measured: {reason}.")
     else:
         lines += [f"Measured: {verdict['text']}" for verdict in measurement["verdicts"]]
-        lines.append(measurement["limit"])
+        lines += [measurement["limit"], *wrapped(PUBLISHED, "")]
     vocabulary = "" if result["vocab_size"] is None else f", vocabulary {result['vocab_size']:,}"
     lines += [*result["verdict"]["lines"], "", f"{result['architecture']}{vocabulary}"]
     for name, stats in result["lengths"].items():

@@ -1,6 +1,7 @@
 """The measurements that `advise` cites, computed again from the records of this repository."""
 
 import json
+import re
 from collections import defaultdict
 from pathlib import Path
 from statistics import fmean
@@ -152,3 +153,12 @@ def test_head_embeddings_end_behind_as_recorded():
     behind = {"behind_mha": mhe - fit("h4-mha-narrow", "above-head-size")}
     behind["ahead_of_sha"] = fit("h4-sha", "above-head-size") - mhe
     assert pytest.approx(behind, abs=0.0006) == HEAD_EMBEDDINGS
+
+
+def test_needs_of_published_models_are_those_of_the_records():
+    lines = [json.loads(line) for line in (RESULTS / "evidence-published-models.jsonl").read_text().splitlines()]
+    for model, setting in (("all-MiniLM-L6-v2", "64x512"), ("SmolLM2-135M-Instruct", "quick16x512")):
+        rows = [line for line in lines if (line["model"], line["setting"]) == (model, setting)]
+        assert {line["text"] for line in rows} == {"wikitext-2", "film-reviews"}
+        low, high = min(line["own"] for line in rows), max(line["need"] for line in rows)
+        assert re.search(rf"{model} (uses )?between {low} and {high} of", M.PUBLISHED)

@@ -13,6 +13,11 @@ LIMITS = (
     "Measured by this project, docs/evidence.md. The models are small (width 32 to 384), trained on a CPU, and mostly at one "
     "learning rate. Bits are a token's; more is better for a lead."
 )
+PUBLISHED = (
+    "For comparison, two published models on WikiText-2 and film reviews: all-MiniLM-L6-v2 uses between 18 and 25 of its heads' "
+    "32 directions, and SmolLM2-135M-Instruct between 34 and 44 of 64 (quick)."
+)
+"""The least need from below and the greatest from above, over both texts and the longest rows (docs/evidence/published-models.md)."""
 TRANSLATION, PRE_NORM_TRANSLATION = "post-norm encoder-decoder", "pre-norm encoder-decoder"
 LANGUAGE_MODEL, ENCODER, SYNTHETIC = "pre-norm decoder", "encoder", "synthetic task"
 KINDS = (TRANSLATION, PRE_NORM_TRANSLATION, LANGUAGE_MODEL, ENCODER)
