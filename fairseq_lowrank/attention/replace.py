@@ -133,7 +133,13 @@ def _replacement(
                 f"{name or type(part).__name__}: attention {preset!r} {there} where {key} is {list(shape)}. "
                 "Choose a method with the projections of mha, such as mixhead-b."
             )
-    layer.load_state_dict(part.state_dict())
+    try:
+        layer.load_state_dict(part.state_dict())
+    except RuntimeError as error:
+        raise UserError(
+            f"{name or type(part).__name__}: attention {preset!r} does not start as the attention of these weights, so outputs would "
+            "change. Choose a method that does, such as mixhead-b."
+        ) from error
     layer.train(part.training)
     trainable = {key: parameter.requires_grad for key, parameter in part.named_parameters()}
     for key, parameter in layer.named_parameters():

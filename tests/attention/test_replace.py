@@ -76,7 +76,10 @@ def test_frozen_weights_stay_frozen_and_mixing_learns():
     assert trainable == {"self_attn.mixing.weight", "self_attn.mixing.query_weight"}
 
 
-@pytest.mark.parametrize(("preset", "axes"), [("mhe-mul", {}), ("mqa", {}), ("mha", {"head_dim": 8}), ("el", {})])
+@pytest.mark.parametrize(
+    ("preset", "axes"),
+    [("mhe-mul", {}), ("mqa", {}), ("mha", {"head_dim": 8}), ("el", {}), ("sinks", {}), ("collaborative", {})],
+)
 def test_a_size_that_cannot_be_kept_is_refused_by_name(preset, axes):
     model = nn.Transformer(SIZE, HEADS, 1, 1, 16, batch_first=True)
     before = dict(model.named_modules())
