@@ -58,7 +58,7 @@ def attention_calls(
 
 
 def _places(model: PreTrainedModel) -> list[tuple[nn.Module, str, int]]:
-    """Return :func:`attention_modules`, each of which has added attention."""
+    """Return :func:`attention_modules`, if all of them have added attention."""
     places = attention_modules(model)
     for module, _, _ in places:
         added_to(module)

@@ -35,7 +35,7 @@ class Context(NamedTuple):
         states: the tensors that are cached for all keys; ``key`` and ``value`` in models of ``transformers``.
         first: the number of keys before the first query, which is its position in self-attention. A tensor ``[B]`` if it differs
             between batch entries; only parts with :attr:`LayerPart.reads_positions` get this one.
-        repeats: the queries are those of this many hypotheses in a row, each of which begins at ``first``.
+        repeats: the queries are those of this many hypotheses in a row. Each begins at ``first``.
         own_values: ``[B, H, T, Dv]``, the values at the positions of the queries, if a part :attr:`reads_own_value`.
     """
 
