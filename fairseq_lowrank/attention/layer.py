@@ -334,8 +334,11 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
             mask = mask.repeat_queries(beam)
 
         # Scores and probabilities.
+        check = mask.additive is not None or isinstance(attn_mask, AttentionMask)
         if before_softmax:
             call = self._call(steps, q, states, mask, keep_row_constants=True)
+            if check:
+                call.check()
             call = take_step(steps, "call", call, context.widened())
             scores = reference.masked_scores(call).expand(-1, self._score_heads, -1, -1)
             values = self.projection.expand_values(self, states)
@@ -347,7 +350,6 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         dropout = children["dropout_module"]
         dropout_p = dropout.p if self.training or getattr(dropout, "apply_during_inference", False) else 0.0
         call = self._call(steps, q, states, mask, dropout_p=dropout_p, need_weights=need_weights)
-        check = mask.additive is not None or isinstance(attn_mask, AttentionMask)
 
         def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
             if check:
