@@ -86,6 +86,20 @@ def first_folder(text: str) -> Path:
     return Path(first)
 
 
+def make_parent(path: Path) -> None:
+    """Make the folder of a path.
+
+    Raises:
+        UserError: a file has its name.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise UserError(
+            f"{error.filename}: is a file, so it cannot be the folder of {path.name}. Give another folder."
+        ) from error
+
+
 @contextmanager
 def whole_file(path: Path, mode: str = "w") -> Iterator:
     """Open a file with ".part" after its name, and rename it to `path` only when the block ends without an error.
@@ -95,12 +109,7 @@ def whole_file(path: Path, mode: str = "w") -> Iterator:
     Raises:
         UserError: the disk is full, or the path leads to something else than a file.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise UserError(
-            f"{error.filename}: is a file, so it cannot be the folder of {path.name}. Give another folder."
-        ) from error
+    make_parent(path)
     real = regular_file(path)
     part = real.with_name(real.name + ".part")
     try:
@@ -117,11 +126,12 @@ def whole_folder(path: Path) -> Iterator[Path]:
     """Make the folder `path` + ".part" and rename it to `path` only when the block ends without an error.
 
     Raises:
-        UserError: the disk is full.
+        UserError: the disk is full, or a file has the name of the folder above.
     """
+    make_parent(path)
     part = path.with_name(path.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
+    part.mkdir()
     try:
         with named_if_full(path):
             yield part

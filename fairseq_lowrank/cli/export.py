@@ -15,6 +15,7 @@ rounding of float32. The sentences are those of --check FILE, which also tests t
 """
 
 import importlib.util
+import math
 import shlex
 import sys
 from pathlib import Path
@@ -68,6 +69,10 @@ def run(args) -> None:
     for flag, value in (("--beam", args.beam), ("--max-len-b", args.max_len_b)):
         if value < 1:
             raise FlagError(flag, value, "expected a number >= 1", "Give a larger number.")
+    if not math.isfinite(args.lenpen):
+        raise FlagError("--lenpen", args.lenpen, "expected a finite number", "Give a number such as 1.")
+    if args.to == "ctranslate2" and importlib.util.find_spec("ctranslate2") is None:
+        raise FlagError("--to", "ctranslate2", "it is not installed", "Run pip install ctranslate2.")
     if args.check is not None and not args.check.is_file():
         raise FlagError("--check", args.check, "there is no such file", "Give the name of a text.")
     if args.output.exists():
@@ -113,8 +118,6 @@ def to_transformers(model, folder: Path):
 
 
 def to_ctranslate2(model, folder: Path):
-    if importlib.util.find_spec("ctranslate2") is None:
-        raise FlagError("--to", "ctranslate2", "it is not installed", "Run pip install ctranslate2.")
     from fairseq_lowrank.tools.fairseq.ctranslate2 import CTranslate2Model, write
 
     write(model, folder)

@@ -13,6 +13,7 @@ from fairseq_lowrank.ops.activation import at_least_float32, without_autocast
 from fairseq_lowrank.parts import AttentionConfig, Method, Option, Paper, register
 from fairseq_lowrank.parts.head_output import HeadOutput
 from fairseq_lowrank.parts.parameters import assign
+from fairseq_lowrank.parts.plain import Inexact
 from fairseq_lowrank.parts.stages import Context
 
 
@@ -68,6 +69,9 @@ class Difference(HeadOutput):
     @property
     def keeps_stock(self) -> bool:
         return False
+
+    def fold(self, layer: Any) -> None:
+        raise Inexact("it subtracts one pattern from another")
 
     def heads(self, heads: Tensor, context: Context) -> Tensor:
         heads = self.weights(heads, context)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
 from fairseq_lowrank.methods.standard import CACHED, PARAMETERS
 from fairseq_lowrank.ops import AttentionCall
 from fairseq_lowrank.parts import AttentionConfig, Context, LayerPart, Method, Paper, register
+from fairseq_lowrank.parts.plain import Inexact
 
 
 class LearnedSinks(LayerPart):
@@ -34,6 +37,9 @@ class LearnedSinks(LayerPart):
     @property
     def rows_sum_to_one(self) -> bool:
         return False
+
+    def fold(self, layer: Any) -> None:
+        raise Inexact("weights sum to less than 1")
 
     def call(self, call: AttentionCall, context: Context) -> AttentionCall:
         return call.adding(sinks=self.weight.clone())  # FSDP frees the weight as soon as this module returns

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from fairseq_lowrank.ops import AttentionCall
+from fairseq_lowrank.parts.plain import Inexact
 from fairseq_lowrank.parts.stages import Context, LayerPart
 
 if TYPE_CHECKING:
@@ -40,6 +41,9 @@ class DistanceBias(LayerPart):
         first = context.first
         distances = entries - (first[:, None] if isinstance(first, Tensor) else first)  # a number, also a symbolic one
         return call.adding(distance_bias=self.bias(distances if distances.dim() == 2 else distances[None]))
+
+    def fold(self, layer: Any) -> None:
+        raise Inexact("it depends on the distance of query and key")
 
     def bias(self, distances: Tensor) -> Tensor:
         """Return the biases ``[B, H, N]`` of distances ``[B, N]`` (int64), key minus query; negative ones are in the past.

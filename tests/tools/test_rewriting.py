@@ -220,6 +220,19 @@ def test_plain_attention_gets_the_gate_of_a_plugin(plugins_leave):
         rewritten(other, AttentionSpec())
 
 
+@pytest.mark.parametrize(
+    ("choices", "reason"),
+    [
+        ({"score_bias": "alibi"}, "it depends on the distance of query and key"),
+        ({"attention_sinks": "learned"}, "weights sum to less than 1"),
+        ({"head_output": "difference", "diff_version": "1"}, "it subtracts one pattern from another"),
+    ],
+)
+def test_a_refusal_names_why_no_projection_holds_a_part(choices, reason):
+    with pytest.raises(UserError, match=f"{reason}, so no plain attention computes this"):
+        rewritten(random_layer(AttentionSpec(**choices)), AttentionSpec())
+
+
 def rewritten(made, spec):
     """A layer with other choices, and why its outputs may differ."""
     target = MultiheadAttention(replace(made.config, spec=spec))
