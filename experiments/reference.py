@@ -330,9 +330,9 @@ def _data_page(name: str) -> str:
     return page(name)
 
 
+WRITTEN_WHOLE: dict[str, Callable[[], str]] = {"docs/attention.md": attention_page, "docs/fairseq.md": fairseq_page}
 PAGES: dict[str, Callable[[], str]] = {
-    "docs/attention.md": attention_page,
-    "docs/fairseq.md": fairseq_page,
+    **WRITTEN_WHOLE,
     "docs/transformers.md": transformers_page,
     "docs/leaving-fairseq.md": leaving_page,
     "README.md": readme,
