@@ -16,7 +16,7 @@ H100_RATE = 2.9e14
 H100_UPDATE = 0.09
 """Seconds of the shortest update there: 2,048 tokens at 22,374 a second in rows next to each other (head-maps, results/evidence.jsonl)."""
 CPU_RATE = 1.2e11
-"""The same on 2 cores: 1,127 tokens a second of 4 layers of d 512 (mha, benchmarks/results/training-512.json)."""
+"""The same on 2 cores: 1,127 tokens a second of 4 layers of d 512 (mha, benchmarks/results/training-512.json). Narrower models are slower."""
 EPOCH_TOKENS = {"iwslt14": 4_000_000, "multi30k": 420_000}
 """Target tokens of a training part, for recipes that count epochs."""
 VOCABULARIES = {"wikitext-103": 267_744, "wikitext-2": 33_278, "lm1b": 793_470, "wmt14": 32_768, "brown": 40_000}
