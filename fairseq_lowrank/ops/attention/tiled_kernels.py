@@ -303,22 +303,36 @@ def _visible(scores, mask, batch, t, s, length, MASKED: tl.constexpr):
 
 
 @triton.jit
-def _exponent(scores, shape):
-    """Return the logits of the softmax; those of sigsoftmax without −log₂(1 + 2^−|s|), by which :func:`_powers` divides."""
+def _logit(level, shape):
+    """Return the logit of a score; that of sigsoftmax without −log₂(1 + 2^−|s|), which is at most 1."""
     if shape.SIGSOFTMAX:
-        scores = scores + tl.minimum(scores, 0.0)
-    return scores
+        level = level + tl.minimum(level, 0.0)
+    return level
 
 
 @triton.jit
-def _powers(scores, exponents, shape):
-    """Return 2^logits, and the derivative of logits by scores: 1, or for sigsoftmax 2 − σ(s)."""
-    weights, slope = tl.exp2(exponents), 1.0
+def _level(logit, shape):
+    """Return the score of a logit: the inverse of :func:`_logit`."""
     if shape.SIGSOFTMAX:
-        power = tl.exp2(-tl.abs(scores))
-        sigmoid = 1.0 / (1.0 + power)  # of |s|
-        weights = weights * sigmoid
-        slope = 2.0 - tl.where(scores >= 0, sigmoid, power * sigmoid)
+        logit = tl.where(logit > 0, logit, 0.5 * logit)
+    return logit
+
+
+@triton.jit
+def _powers(scores, level, shape):
+    """Return 2^(logit of a score − _logit(level)), and the derivative of logits by scores: 1, or for sigsoftmax 2 − σ(s).
+
+    With a = 2^(s − level), sigsoftmax is a² / (a·x + y) and σ(s) = a·x / (a·x + y), where x / y = 2^level and the larger of both
+    is 1. So each score takes one exponential and one root, and nothing overflows if no score is much above the level.
+    """
+    weights, slope = tl.exp2(scores - level), 1.0
+    if shape.SIGSOFTMAX:
+        small = tl.exp2(-tl.minimum(tl.abs(level), 100.0))
+        x, y = tl.where(level > 0, 1.0, small), tl.where(level > 0, small, 1.0)
+        root = tl.rsqrt(weights * x + y)
+        weights = weights * root
+        slope = 2.0 - weights * root * x
+        weights = weights * weights
     return weights, slope
 
 
@@ -418,13 +432,12 @@ def _statistics_tile(m_i, l_i, acc, queries, matrix, k, v, batch, heads, start, 
     t, s = start + tl.arange(0, shape.BLOCK_M), first + tl.arange(0, shape.BLOCK_N)
     scores = _mixed_scores(matrix, _dot(queries, _transposed(keys)) * factor, shape, KIND)
     scores = _visible(scores, mask, batch, t[:, None], s[None, :], length, MASKED)
-    exponents = _exponent(scores, shape)
-    new = tl.maximum(m_i, tl.max(exponents, len(scores.shape) - 1))
+    new = tl.maximum(m_i, tl.max(scores, len(scores.shape) - 1))
     finite = new
     if MASKED or mask.padding is not None:
         finite = tl.where(new == float("-inf"), 0.0, new)
-    weights, slope = _powers(scores, exponents - tl.expand_dims(finite, -1), shape)
-    shrink = tl.exp2(m_i - finite)
+    weights, slope = _powers(scores, tl.expand_dims(finite, -1), shape)
+    shrink = tl.exp2(_logit(m_i, shape) - _logit(finite, shape))
     l_i = l_i * shrink + tl.sum(weights, len(scores.shape) - 1)
     if AVERAGE == OF_KEYS:
         acc = acc * tl.expand_dims(shrink, -1) + _dot((weights * slope).to(shape.DTYPE), keys)
@@ -466,7 +479,7 @@ def statistics(q, k, v, factor, score_mixing, mask, dropout, lse, average, shape
                 m_i, l_i, acc = _statistics_tile(m_i, l_i, acc, queries, matrix, k_source, v_source, batch, heads, start, first, length, factor, mask, dropout, shape, score_mixing.KIND, AVERAGE, part != 1)  # fmt: skip
     seen = tl.where(l_i > 0, l_i, 1.0)
     pointers, inside = _numbers(lse, batch, heads, start, mask.queries, shape, shape.BLOCK_M)
-    tl.store(pointers, tl.where(l_i > 0, m_i + tl.log2(seen), 0.0), mask=inside)
+    tl.store(pointers, tl.where(l_i > 0, _logit(m_i, shape) + tl.log2(seen), 0.0), mask=inside)
     if AVERAGE != NOTHING:
         WANTED: tl.constexpr = shape.VALUE_DIM if AVERAGE == OF_VALUES else shape.DIM
         acc = acc / tl.expand_dims(seen, -1)
@@ -480,7 +493,7 @@ def _attend_tile(acc, queries, lse, score_matrix, matrix, k, v, batch, heads, st
     t, s = start + tl.arange(0, shape.BLOCK_M), first + tl.arange(0, shape.BLOCK_N)
     scores = _mixed_scores(score_matrix, _dot(queries, _transposed(keys)) * factor, shape, SCORE_KIND)
     scores = _visible(scores, mask, batch, t[:, None], s[None, :], length, MASKED)
-    weights, _ = _powers(scores, _exponent(scores, shape) - lse, shape)
+    weights, _ = _powers(scores, _level(lse, shape), shape)
     weights = _mixed(matrix, weights.to(shape.DTYPE), shape, KIND, False)
     weights = _dropped(weights, dropout, batch, heads, start, first, shape, shape.BLOCK_M, shape.BLOCK_N, False)
     return acc + _dot(weights.to(shape.DTYPE), values)
@@ -517,7 +530,7 @@ def _query_tile(acc, sums, gradient, of_scores, queries, grads, lse, given, scor
     unmixed = _product(queries, keys, q, k, batch, heads, start, first, mask.queries, mask.keys, shape, shape.KEY_GROUPS, shape.DIM, shape.BLOCK_D, MASKED) * factor  # fmt: skip
     scores = _mixed_scores(score_matrix, unmixed, shape, SCORE_KIND)
     scores = _visible(scores, mask, batch, t[:, None], s[None, :], length, MASKED)
-    weights, slope = _powers(scores, _exponent(scores, shape) - lse, shape)
+    weights, slope = _powers(scores, _level(lse, shape), shape)
     grad_mixed = _product(grads, values, grad, v, batch, heads, start, first, mask.queries, mask.keys, shape, shape.VALUE_GROUPS, shape.VALUE_DIM, shape.BLOCK_DV, MASKED)  # fmt: skip
     grad_mixed = _dropped(grad_mixed, dropout, batch, heads, start, first, shape, shape.BLOCK_M, shape.BLOCK_N, False)
     if KIND != NONE:
@@ -638,7 +651,7 @@ def _key_tile(dk, dv, keys, values, score_matrix, score_backward, forward, backw
         if shape.BLOCK_H > 1:
             visible = visible[None, :, :]
         scores = tl.where(visible, scores, float("-inf"))
-    weights, slope = _powers(scores, _exponent(scores, shape) - lse_i, shape)
+    weights, slope = _powers(scores, _level(lse_i, shape), shape)
     if OF != OF_KEYS:
         mixed = _mixed(forward, weights.to(shape.DTYPE), shape, KIND, True)
         mixed = _dropped(mixed, dropout, batch, heads, first, start, shape, shape.BLOCK_M, shape.BLOCK_N, True)
