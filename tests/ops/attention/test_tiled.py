@@ -32,7 +32,7 @@ RIGHT, ANYWHERE = padding(slice(13, None)), padding([0, 17], slice(0, LENGTH))
 PROBLEMS = {
     "one matrix, large tiles": ((None, StaticMixing), 4, (16, 16), {"few": False, "queries": 70, "keys": 70}),
     "padded heads and sizes": ((None, StaticMixing), 3, (10, 20), {"activation": "sigsoftmax"}),
-    "descriptors": ((None, StaticMixing), 16, (16, 16), {"descriptors": True}),
+    "16 heads": ((None, StaticMixing), 16, (16, 16), {}),
     "32 heads in chunks, more keys": ((None, StaticMixing), 32, (40, 64), {"queries": 16}),
     "matrices of queries, groups": ((None, PositionwiseMixing), 4, (16, 16), {"groups": (2, 1)}),
     "talking heads, window": (
