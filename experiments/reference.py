@@ -1,6 +1,6 @@
 """What the code writes into the documents.
 
-These are two pages, the tables of methods in README.md, docs/pytorch.md and docs/leaving-fairseq.md, and the numbers in the tables of docs/evidence and docs/data.
+These are two pages, the tables of methods in README.md, docs/transformers.md and docs/leaving-fairseq.md, and the numbers in the tables of docs/evidence and docs/data.
 """
 
 from __future__ import annotations
@@ -102,8 +102,7 @@ def attention_page() -> str:
         _table(("argument", "default", "meaning"), calls),
         "**Returns** " + _section(MultiheadAttention.forward, "Returns"),
         "**Decoding.** Pass the same dictionary as `incremental_state` at each step, and one new position as query, key and value.",
-        "**Compile and export.** `torch.compile` takes a layer as one graph. `torch.export` exports layers whose scores are products, for all "
-        'lengths. TorchScript is refused. Second derivatives and `torch.func` need `backend="reference"`.',
+        "**Compile and export.** [What works](pytorch.md#compile-export-half-precision)",
         "**Backends.** [Which backend computes what](performance.md#which-backend-computes-what)",
         "## `replace_attention(module, preset, …)`",
         _first_paragraph(replace_attention),
@@ -193,8 +192,8 @@ def _citation(authors: str) -> str:
     return authors if len(names) == 1 or year is None else f"{names[0].split()[-1]} et al. {year[0]}"
 
 
-def pytorch_page() -> str:
-    """Return docs/pytorch.md with its table of the arguments of ``apply_attention``."""
+def transformers_page() -> str:
+    """Return docs/transformers.md with its table of the arguments of ``apply_attention``."""
     from fairseq_lowrank.huggingface import apply_attention
     from fairseq_lowrank.huggingface.choice import open_axes, usable_presets
 
@@ -205,7 +204,7 @@ def pytorch_page() -> str:
     ]
     rows = [(f"`{name}`", _cell(values[name]).removesuffix(".")) for name in given]
     rows.insert(1, (", ".join(f"`{axis}`" for axis in open_axes()), "override the method"))
-    return _with_table("docs/pytorch.md", ("argument", "values"), rows)
+    return _with_table("docs/transformers.md", ("argument", "values"), rows)
 
 
 def leaving_page() -> str:
@@ -334,7 +333,7 @@ def _data_page(name: str) -> str:
 PAGES: dict[str, Callable[[], str]] = {
     "docs/attention.md": attention_page,
     "docs/fairseq.md": fairseq_page,
-    "docs/pytorch.md": pytorch_page,
+    "docs/transformers.md": transformers_page,
     "docs/leaving-fairseq.md": leaving_page,
     "README.md": readme,
     **{

@@ -225,14 +225,14 @@ def _page_sizes(variant: Method) -> Mapping[str, int | str]:
 
 def sizes_of(layer: MultiheadAttention) -> dict[str, int]:
     """Return the sizes of a layer by the letters of the formulas."""
-    sizes = layer.projection.dims
+    sizes = layer.config
     parts = (layer.projection, layer.score, *parts_of(layer).values())
     options = {option.letter: getattr(part, option.name) for part in parts for option in part.options}
     return options | {
         "d": sizes.embed_dim,
         "h": sizes.num_heads,
         "d_k": sizes.head_dim,
-        "g": sizes.key_value_heads or sizes.num_heads,
+        "g": sizes.key_value_heads,
         "n": POSITIONS,
     }
 

@@ -57,7 +57,7 @@ def test_fairseq_accepts_every_command_of_a_page(page, count):
         assert args.data.startswith(("$", "data-bin/"))
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/pytorch.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/pytorch.md", "docs/transformers.md"])
 def test_python_of_a_page_runs(page, tmp_path, monkeypatch, methods_leave):
     monkeypatch.chdir(tmp_path)
     found = blocks(page, "python")
@@ -112,7 +112,7 @@ ANSWERS = {
     "how do I train the control of half scale?": ("README.md", "--arch transformer_small_start_iwslt_de_en"),
     "how do I use it in my nn.Transformer?": ("docs/pytorch.md", "replace_attention(model"),
     "can I compile, export or script it?": ("docs/pytorch.md", "TorchScript is refused"),
-    "can I add gates to a model of transformers?": ("docs/pytorch.md", "`gated-head`, `gated`"),
+    "can I add gates to a model of transformers?": ("docs/transformers.md", "`gated-head`, `gated`"),
     "what is the bottleneck?": ("docs/bottleneck.md", "S has rank d_k at most"),
 }
 
@@ -126,7 +126,7 @@ def test_a_question_is_answered_one_click_from_the_readme(question):
 
 @pytest.mark.parametrize("name", reference.PAGES)
 def test_generated_text_is_up_to_date(name):
-    if name == "docs/pytorch.md":
+    if name == "docs/transformers.md":
         pytest.importorskip("transformers")
     if name.startswith(("docs/evidence/", "docs/data/")):
         pytest.importorskip("scipy")
@@ -142,7 +142,7 @@ def test_a_method_is_in_the_tables_once_it_is_declared(methods_leave):
     assert re.search(
         r"^\| what happens to the outputs of heads .*`new` .*; Doe 2027\b", reference.readme(), re.MULTILINE
     )
-    assert re.search(r"^\| `preset` \| .*`new`", reference.pytorch_page(), re.MULTILINE)
+    assert re.search(r"^\| `preset` \| .*`new`", reference.transformers_page(), re.MULTILINE)
 
 
 def test_citations_have_the_version_of_the_package():

@@ -1,4 +1,4 @@
-"""Write docs/attention.md, docs/fairseq.md, and the tables of methods in README.md and docs/pytorch.md, from the code.
+"""Write docs/attention.md, docs/fairseq.md, and the tables of methods in README.md and docs/transformers.md, from the code.
 Fill the tables of docs/evidence with the numbers of `results/`. Pages of docs/data are written whole.
 
 python -m experiments reference                 write them

@@ -42,9 +42,8 @@ from experiments.controlled.runs import (
     styles_of,
 )
 from experiments.representation import random_row_stochastic
-from fairseq_lowrank.attention import build_attention
+from fairseq_lowrank.attention import AttentionSpec, build_attention
 from fairseq_lowrank.attention.layer import MultiheadAttention
-from fairseq_lowrank.attention.spec import AttentionSpec
 from fairseq_lowrank.methods.gated import HeadGate
 from fairseq_lowrank.parts import Context
 

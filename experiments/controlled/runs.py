@@ -155,7 +155,7 @@ class Method:
     Args:
         name: how rows call it.
         preset: a value of ``--attention``.
-        axes: axis values that override the preset's, see :class:`~fairseq_lowrank.attention.spec.AttentionSpec`.
+        axes: axis values that override the preset's, see :class:`~fairseq_lowrank.attention.AttentionSpec`.
     """
 
     name: str

@@ -20,7 +20,7 @@ from experiments.controlled import regression
 from experiments.controlled.runs import geometric_mean
 from experiments.evidence import measure, predictions, published_models, slowdown
 from experiments.evidence.lines import PLANNED, RESULTS, differences, lines, values
-from fairseq_lowrank.tools.reporting import contrasts
+from fairseq_lowrank.tools.reporting import comparison, contrasts, papers, tables
 from fairseq_lowrank.tools.reporting.statistics import equivalence_p, holm, student
 
 LOSSES = {"training loss": "fit", "validation": "valid", "test": "test"}
@@ -506,6 +506,12 @@ def bert() -> list[str]:
     ]
 
 
+def reported() -> list[str]:
+    """Return what `fairseq-lowrank report` prints of the results without planned contrasts."""
+    found = comparison.load_results([RESULTS / "multi30k.jsonl", RESULTS / "brown.jsonl"])
+    return [tables.as_markdown(comparison.build_report(found, papers.load_papers()), {}).strip()]
+
+
 MARGINS = {"sentence-polarity": 1.0, "rte": 3.0}
 
 
@@ -584,6 +590,7 @@ SECTIONS: dict[str, tuple[str, list[Callable[[], list[str]]]]] = {
         "cuts of published models",
         [lambda: ["## Needs", published_models.table(measure.read(RESULTS / "evidence-published-models.jsonl"))]],
     ),
+    "real-text": ("recipes on a CPU", [reported]),
     "recall": ("one sparse task", [partial(controlled, "recall")]),
     "regression": (
         "a task in which heads add up",
@@ -606,7 +613,8 @@ def page(name: str) -> str:
         return predictions.page(written)
     about, sections = SECTIONS[name]
     title = f"# {name.replace('-', ' ').capitalize()}: {about}"
-    link = "[Predictions](predictions.md#" + name + ")" if name != "method" else "[Predictions](predictions.md)"
+    predicted = any(group["experiment"] == name for group in predictions.groups())
+    link = f"[Predictions](predictions.md{f'#{name}' if predicted else ''})"
     intro = f"{written} {link} have a page. {TRAINED.strip() if name != 'method' else ''}".strip()
     setups, others = notes(name)
     parts = [part for section in sections for part in section()]

@@ -8,10 +8,8 @@ from contextlib import nullcontext
 import torch
 from torch import nn
 
-from fairseq_lowrank.attention.config import AttentionConfig
 from fairseq_lowrank.attention.layer import MultiheadAttention
-from fairseq_lowrank.attention.rotary import Rotation
-from fairseq_lowrank.attention.spec import AttentionSpec
+from fairseq_lowrank.parts import AttentionConfig, AttentionSpec, Rotation
 from fairseq_lowrank.parts.part import Value
 
 
@@ -59,7 +57,7 @@ def build_attention(
             ``synthesizer_heads``, ``unused_key_projection``, ``query_rank``, ``position_buckets``, ``max_distance`` and
             ``bucket_sides``. For one, ``AXES["mixing"].help`` says what it decides and ``list(AXES["mixing"])`` what it can be.
 
-    The other arguments are those of :class:`~.config.AttentionConfig` and :class:`MultiheadAttention`. The layer can replace
+    The other arguments are those of :class:`AttentionConfig` and :class:`MultiheadAttention`. The layer can replace
     ``torch.nn.MultiheadAttention``, whose state ``mha`` loads.
 
     Raises:
@@ -72,8 +70,8 @@ def build_attention(
             AttentionSpec.from_preset(preset, **axes),
             embed_dim,
             num_heads,
-            kdim=kdim,
-            vdim=vdim,
+            kdim=kdim,  # type: ignore[arg-type]
+            vdim=vdim,  # type: ignore[arg-type]
             bias=bias,
             add_bias_kv=add_bias_kv,
             add_zero_attn=add_zero_attn,
@@ -83,9 +81,10 @@ def build_attention(
             max_positions=max_positions,
             qk_norm=qk_norm,
             depth=depth,
+            rotary=rotary,
             backend=backend,
         )
-        layer = MultiheadAttention(config, dropout=dropout, rotary=rotary, wrap_projection=wrap_projection)
+        layer = MultiheadAttention(config, dropout=dropout, wrap_projection=wrap_projection)
     return layer if dtype is None else layer.to(dtype)
 
 

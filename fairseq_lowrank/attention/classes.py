@@ -7,9 +7,8 @@ from dataclasses import replace
 import torch
 
 from fairseq_lowrank.attention.layer import MultiheadAttention
-from fairseq_lowrank.attention.spec import AttentionSpec
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.parts import AXES, PARTS, parts_of
+from fairseq_lowrank.parts import AXES, PARTS, AttentionSpec, parts_of
 from fairseq_lowrank.parts.plain import Inexact, NotPlain
 from fairseq_lowrank.parts.projection import is_plain_linear
 from fairseq_lowrank.parts.stages import declared
@@ -83,7 +82,7 @@ def with_plain_projection(layer: MultiheadAttention) -> MultiheadAttention:
     scale = (head_dim / layer.head_dim) ** 0.5  # the plain layer divides by the root of its own head size
     queries = (queries[0] * scale, None if queries[1] is None else queries[1] * scale)
     biased = [layer.out_proj.bias, *(bias for _, bias in (queries, keys, values))]
-    sizes = {"head_dim": head_dim, "value_dim": layer.projection.dims.value_dim, "key_value_heads": None}
+    sizes = {"head_dim": head_dim, "value_dim": layer.config.value_dim, "key_value_heads": None}
     result = with_choices(layer, bias=any(bias is not None for bias in biased), projection=None, **sizes)
     out = layer.out_proj.weight, layer.out_proj.bias
     projections = (result.q_proj, result.k_proj, result.v_proj, result.out_proj)
@@ -106,10 +105,10 @@ def with_choices(
         choices: by axis; ``None`` is the default. Options that no chosen part reads are dropped.
     """
     bias = layer.config.bias if bias is None else bias
-    config = replace(layer.config, spec=_with_choices(layer.spec, **choices), bias=bias)
+    config = replace(layer.config, spec=_with_choices(layer.spec, **choices), bias=bias, rotary=layer.rotary)
     like = layer.out_proj.weight
     with like.device:
-        result = MultiheadAttention(config, dropout=layer.dropout_module, rotary=layer.rotary).to(like.dtype)
+        result = MultiheadAttention(config, dropout=layer.dropout_module).to(like.dtype)
     tensors = layer.state_dict()
     for name, tensor in result.state_dict(keep_vars=True).items():
         if name in tensors and tensors[name].shape == tensor.shape:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import uuid
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import MutableMapping, Sequence
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -118,16 +119,28 @@ class IncrementalCache:
     """
 
     def __init__(self) -> None:
-        self.key, self.used = f"{uuid.uuid4()}.attn_state", False
+        self.key, self.used = _new_key(), False
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> IncrementalCache:
-        copied = IncrementalCache()
-        if self.used:
-            vars(copied).update(vars(self))
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        copied = copy.copy(self)
+        if not self.used:
+            copied.key = _new_key()
         return copied
 
     def get(self, state: IncrementalState | None) -> LayerCache | None:
-        return None if state is None else state.get(self.key)
+        """Return the entry of the layer, or ``None`` if it has none.
+
+        Raises:
+            ValueError: the state is no dictionary.
+        """
+        if state is None:
+            return None
+        if not isinstance(state, MutableMapping):
+            raise ValueError(
+                f"incremental_state is a {type(state).__name__}: expected a dictionary. Pass {{}} at the first step, and the same "
+                "dictionary at each later one."
+            )
+        return state.get(self.key)
 
     def set(self, state: IncrementalState, cache: LayerCache) -> None:
         state[self.key] = cache
@@ -135,7 +148,7 @@ class IncrementalCache:
 
     def update(self, state: IncrementalState, new: KeyValueStates, padding: Tensor | None) -> LayerCache:
         """Append the tensors of a step, and return all of them."""
-        old = state.get(self.key)
+        old = self.get(state)
         state[self.key] = cache = LayerCache(new, padding) if old is None else old.extended(new, padding)
         self.used = True
         return cache
@@ -156,6 +169,10 @@ class IncrementalCache:
                 return
             order = order[::beam_size] // beam_size
         self.set(state, cache.reordered(order))
+
+
+def _new_key() -> str:
+    return f"{uuid.uuid4()}.attn_state"
 
 
 def _join_padding(saved: Tensor | None, new: Tensor | None, old_keys: Tensor, new_keys: int) -> Tensor:

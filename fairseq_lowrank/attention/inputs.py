@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor, nn
 
-
-class InputSizes(NamedTuple):
-    """The sizes of the tensors that a layer takes, and their layout."""
-
-    embed_dim: int
-    kdim: int
-    vdim: int
-    batch_first: bool
+from fairseq_lowrank.parts import AttentionConfig
 
 
-def check_tensors(sizes: InputSizes, query: Tensor, key: Tensor | None, value: Tensor | None) -> None:
+def check_tensors(config: AttentionConfig, query: Tensor, key: Tensor | None, value: Tensor | None) -> None:
     """Check sizes and dtypes.
 
     Raises:
         ValueError: tensors that no layer of these sizes can take.
     """
-    _check_tensor(sizes, query, "query", "embed_dim", sizes.embed_dim)
-    if key is not None and not (key is query and sizes.kdim == sizes.embed_dim):
-        _check_tensor(sizes, key, "key", "kdim", sizes.kdim)
-    if value is not None and not (value is key and sizes.vdim == sizes.kdim):
-        _check_tensor(sizes, value, "value", "vdim", sizes.vdim)
+    _check_tensor(config, query, "query", "embed_dim", config.embed_dim)
+    if key is not None and not (key is query and config.kdim == config.embed_dim):
+        _check_tensor(config, key, "key", "kdim", config.kdim)
+    if value is not None and not (value is key and config.vdim == config.kdim):
+        _check_tensor(config, value, "value", "vdim", config.vdim)
         if key is not None and value.shape[:2] != key.shape[:2]:
             raise ValueError(
-                f"value of shape {list(value.shape)}: expected {[*key.shape[:2], sizes.vdim]}, because key has {list(key.shape)}"
+                f"value of shape {list(value.shape)}: expected {[*key.shape[:2], config.vdim]}, because key has {list(key.shape)}"
             )
 
 
-def _check_tensor(sizes: InputSizes, tensor: Tensor, name: str, size_name: str, size: int) -> None:
+def _check_tensor(config: AttentionConfig, tensor: Tensor, name: str, size_name: str, size: int) -> None:
     if not isinstance(tensor, Tensor):
         raise ValueError(f"{name} is a {type(tensor).__name__}: expected a tensor")
     if tensor.dim() == 3 and tensor.size(2) == size and tensor.is_floating_point() and not tensor.is_nested:
@@ -42,7 +33,7 @@ def _check_tensor(sizes: InputSizes, tensor: Tensor, name: str, size_name: str, 
     if tensor.is_nested:
         raise ValueError(f"{name} is a nested tensor: expected a padded one, with key_padding_mask")
     if tensor.dim() != 3:
-        shape = f"[batch, time, {size}]" if sizes.batch_first else f"[time, batch, {size}]"
+        shape = f"[batch, time, {size}]" if config.batch_first else f"[time, batch, {size}]"
         raise ValueError(f"{name} of shape {list(tensor.shape)}: expected {shape}")
     if tensor.size(2) != size:
         raise ValueError(
@@ -71,7 +62,7 @@ def check_dtype(tensor: Tensor, name: str, projection: nn.Module | None) -> None
 
 
 def check_layout(
-    sizes: InputSizes,
+    config: AttentionConfig,
     query: Tensor,
     key: Tensor,
     key_padding_mask: Tensor | None,
@@ -97,14 +88,14 @@ def check_layout(
         return
     # With time and batch exchanged everything has to fit.
     if queries == keys and padding in (None, (keys, key_batch)) and mask in (None, (batch, key_batch)):
-        layout = "time first" if sizes.batch_first else "batch first"
+        layout = "time first" if config.batch_first else "batch first"
         given = [
             f"{name} {list(shape)}" for name, shape in (("key_padding_mask", padding), ("attn_mask", mask)) if shape
         ]
         raise ValueError(
             f"query {list(query.shape)} and key {list(key.shape)}, read as [time, batch, size], do not fit "
             f"{' and '.join(given) or 'each other'}, but {layout} they do: build the layer with "
-            f"batch_first={not sizes.batch_first}, or transpose them"
+            f"batch_first={not config.batch_first}, or transpose them"
         )
 
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_lowrank.attention.appended import append_keys, build_appended
-from fairseq_lowrank.attention.config import AttentionConfig
 from fairseq_lowrank.attention.decoding import (
     IncrementalCache,
     IncrementalState,
@@ -19,9 +18,8 @@ from fairseq_lowrank.attention.decoding import (
     split_beams,
 )
 from fairseq_lowrank.attention.dropout import AttentionDropout
-from fairseq_lowrank.attention.inputs import InputSizes, check_dtype, check_layout, check_tensors, transposed
+from fairseq_lowrank.attention.inputs import check_dtype, check_layout, check_tensors, transposed
 from fairseq_lowrank.attention.masks import CAUSAL, attention_mask, repeat_heads, split_key_padding
-from fairseq_lowrank.attention.rotary import RotaryPositions, Rotation
 from fairseq_lowrank.attention.states import AttentionConfigInStateDict, StateConfig, record_initial_states
 from fairseq_lowrank.attention.torch_module import TorchMHACompat, refuse_torchscript
 from fairseq_lowrank.attention.watching import changed_call
@@ -30,7 +28,16 @@ from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct
 from fairseq_lowrank.ops.attention import check_backend, check_device, compute, reference
 from fairseq_lowrank.ops.attention.call import check_rate
 from fairseq_lowrank.ops.attention.padding import is_right_padding
-from fairseq_lowrank.parts import AXES, MODULE_AXES, Context, LayerPart, LayerParts, Place, parts_of
+from fairseq_lowrank.parts import (
+    AXES,
+    MODULE_AXES,
+    AttentionConfig,
+    Context,
+    LayerPart,
+    LayerParts,
+    RotaryPositions,
+    parts_of,
+)
 from fairseq_lowrank.parts.projection import KeyValueStates, merge_heads
 from fairseq_lowrank.parts.stages import FilledSteps, Steps, declared, run, take_step
 
@@ -61,11 +68,9 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         value ─ v_proj ─┘
 
     Args:
-        config: the choice on every axis, sizes and options.
+        config: the choice on every axis, the sizes, and the place in a model.
         dropout: probability of dropping an attention weight, or a module with ``p``, such as ``nn.Dropout``. A module may have
             ``apply_during_inference``, like ``FairseqDropout``.
-        rotary: turns projected queries and keys ``[B, H, T, D]`` by their positions ``[T]``, like
-            :class:`~.rotary.RotaryPositions` or any function or module ``rotary(heads, positions)``. Positions count all keys from 0, padding and cached keys too.
         wrap_projection: applied to each projection when it is built, e.g. fairseq's ``quant_noise``; by default nothing is.
 
     Attributes:
@@ -88,33 +93,18 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         config: AttentionConfig,
         *,
         dropout: float | nn.Module = 0.0,
-        rotary: Rotation | None = None,
         wrap_projection: Callable[[nn.Module], nn.Module] | None = None,
     ) -> None:
         super().__init__()
-        self.config, self.spec = config, config.spec
-        self.embed_dim, self.num_heads = config.embed_dim, config.num_heads
-        self.kdim = config.embed_dim if config.kdim is None else config.kdim
-        self.vdim = config.embed_dim if config.vdim is None else config.vdim
-        self.input_sizes = InputSizes(self.embed_dim, self.kdim, self.vdim, config.batch_first)
+        self.projection = config.build_projection()
+        self.score = config.build_score(self.projection)
+        self.config = config = self.projection.config
+        self.spec = config.spec
+        self.embed_dim, self.num_heads, self.head_dim = config.embed_dim, config.num_heads, config.head_dim
+        self.kdim, self.vdim = config.kdim, config.vdim
         self.self_attention = config.self_attention
         self.encoder_decoder_attention = config.encoder_decoder_attention
         self.add_zero_attn, self.batch_first, self.backend = config.add_zero_attn, config.batch_first, config.backend
-        appended = config.add_bias_kv or config.add_zero_attn
-        self.projection = config.spec.projection_of(
-            self.embed_dim,
-            self.num_heads,
-            self.kdim,
-            self.vdim,
-            zero_key=config.add_zero_attn,
-            cross=config.encoder_decoder_attention,
-            has_appended_keys=appended,
-            max_positions=config.max_positions,
-            qk_norm=config.qk_norm,
-            depth=config.depth,
-        )
-        self.head_dim = self.projection.dims.head_dim
-        self.score = config.spec.score_of(self.projection)
         self.cache = IncrementalCache()
         self.regulariser: Callable[[RegularizerInput], Tensor] | None = None
         self.dropout_module = dropout if isinstance(dropout, nn.Module) else AttentionDropout(dropout)
@@ -126,15 +116,12 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
             return projection if wrap_projection is None else wrap_projection(projection)
 
         self._adopt(self.score.build_projections(linear))
-        self.out_proj = linear(self.num_heads * self.projection.dims.value_dim, self.embed_dim)
+        self.out_proj = linear(self.num_heads * config.value_dim, self.embed_dim)
         state_sizes, state_heads = self.score.state_sizes, self.projection.state_heads
         self._state_heads = {name: self.projection.state_groups.get(name, state_heads) for name in state_sizes}
         self.bias_k, self.bias_v = build_appended(state_sizes, state_heads, config.add_bias_kv)
-        self._has_appended = appended
-        self._score_heads = self.num_heads * config.spec.queries_per_head
-        chosen = self.projection.rotary_size if rotary is None else 0
-        # A projection with a size for rotary positions alone has them without being given any.
-        self.rotary = RotaryPositions() if 0 < chosen < self.projection.score_size else rotary
+        self._score_heads = self.num_heads * config.queries_per_head
+        self.rotary = config.rotary
         self._check_choices()
         self._reset_projections()
         self._adopt(self.projection.build_extra_parameters())
@@ -163,7 +150,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
             setattr(self, name, module)
 
     def _build_axis(self, axis: str) -> LayerPart | None:
-        return self.spec.build(axis, self.projection.dims, self.projection.query_size)
+        return self.config.build(axis, self.projection.query_size)
 
     def _check_choices(self) -> None:
         """Check choices that do not fit this layer's place in a model.
@@ -171,9 +158,8 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         Raises:
             ValueError: a part that does not work in such a layer, or positions in a layer that has none.
         """
-        rotates = self.rotary is not None
-        self.spec.check_place(Place(self.self_attention, self._has_appended, self.config.qk_norm, rotates))
-        if not rotates:
+        self.config.check_place()
+        if self.rotary is None:
             return
         if not self.projection.rotary_size:
             raise ValueError(
@@ -183,7 +169,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         if isinstance(self.rotary, RotaryPositions):
             of_heads = self.projection.rotary_state == "key"
             self.rotary.check_size(self.projection.rotary_size, "head_dim" if of_heads else "rotary_dim")
-        if not self.self_attention or self._has_appended:
+        if not self.self_attention or self.config.has_appended_keys:
             raise ValueError(
                 "rotary needs queries and keys of one sequence, each with a position. Use self_attention=True, without "
                 "encoder_decoder_attention, add_bias_kv and add_zero_attn."
@@ -297,7 +283,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         refuse_torchscript()
         if self._made_on_meta and isinstance(query, Tensor) and not query.is_meta:
             self._check_values()
-        check_tensors(self.input_sizes, query, key, value)
+        check_tensors(self.config, query, key, value)
         check_dtype(query, "query", self.q_proj)
         if key is not query and key is not None:
             check_dtype(key, "key", self.k_proj)
@@ -307,7 +293,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
             query, key, value = transposed(query, key, value)
         hidden_keys, key_bias = split_key_padding(key_padding_mask)
         if key is not None and incremental_state is None:
-            check_layout(self.input_sizes, query, key, hidden_keys, attn_mask, beams=self.beam_size > 1)
+            check_layout(self.config, query, key, hidden_keys, attn_mask, beams=self.beam_size > 1)
         need_weights = need_weights or need_head_weights
         filled = self._filled()
         steps = filled.steps
@@ -341,15 +327,18 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
                 "attn_mask of documents in cross attention: queries have no position among the keys. Use a mask [B, H, T, S]."
             )
         if mask.additive is not None:
-            mask = repeat_heads(mask, self.num_heads, self.spec.queries_per_head)
-        if self._has_appended:
+            mask = repeat_heads(mask, self.num_heads, self.config.queries_per_head)
+        if self.config.has_appended_keys:
             states, mask = append_keys(states, mask, (self.bias_k, self.bias_v), self.add_zero_attn)
         if beam > 1:
             mask = mask.repeat_queries(beam)
 
         # Scores and probabilities.
+        check = mask.additive is not None or isinstance(attn_mask, AttentionMask)
         if before_softmax:
             call = self._call(steps, q, states, mask, keep_row_constants=True)
+            if check:
+                call.check()
             call = take_step(steps, "call", call, context.widened())
             scores = reference.masked_scores(call).expand(-1, self._score_heads, -1, -1)
             values = self.projection.expand_values(self, states)
@@ -361,7 +350,6 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         dropout = children["dropout_module"]
         dropout_p = dropout.p if self.training or getattr(dropout, "apply_during_inference", False) else 0.0
         call = self._call(steps, q, states, mask, dropout_p=dropout_p, need_weights=need_weights)
-        check = mask.additive is not None or isinstance(attn_mask, AttentionMask)
 
         def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
             if check:
@@ -554,16 +542,9 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
     # --- state dicts
 
     def _state_config(self) -> AttentionConfigInStateDict:
-        dims = self.projection.dims
-        config: StateConfig = {
-            "num_heads": dims.num_heads,
-            "head_dim": dims.head_dim,
-            "value_dim": dims.value_dim,
-            "key_value_heads": dims.key_value_heads or dims.num_heads,
-            "add_zero_attn": dims.zero_key,
-            "qk_norm": self.config.qk_norm,
-            "rotary": self.rotary is not None,
-        }
+        names = ("num_heads", "head_dim", "value_dim", "key_value_heads", "add_zero_attn", "qk_norm")
+        config: StateConfig = {name: getattr(self.config, name) for name in names}
+        config["rotary"] = self.rotary is not None
         config |= {name: getattr(self.spec, name) for name, axis in AXES.items() if axis.is_recorded}
         parts: dict[str, LayerPart] = parts_of(self)
         for part in (self.projection, self.score, *parts.values()):

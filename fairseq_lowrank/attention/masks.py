@@ -30,7 +30,7 @@ def SlidingWindow(size: int) -> AttentionMask:
 
 
 def PackedDocuments(
-    *, cu_seqlens: Tensor | Sequence[int] | None = None, ids: Tensor | None = None, causal: bool = True
+    *, cu_seqlens: Tensor | Sequence[int] | None = None, ids: Tensor | Sequence | None = None, causal: bool = True
 ) -> AttentionMask:
     """Return an ``attn_mask`` under which a query sees the keys of the same document alone, without a T×T tensor.
 
@@ -49,16 +49,32 @@ def PackedDocuments(
     if (cu_seqlens is None) == (ids is None):
         raise ValueError("PackedDocuments: give one of cu_seqlens and ids.")
     if ids is None:
-        starts = torch.as_tensor(cu_seqlens)
-        if starts.dim() != 1 or len(starts) < 2 or starts.is_floating_point() or starts.dtype == torch.bool:
-            raise ValueError(f"cu_seqlens of shape {list(starts.shape)} and {starts.dtype}: expected integers [N + 1]")
+        starts = _integers("cu_seqlens", cu_seqlens, "[N + 1]")
+        if starts.dim() != 1 or len(starts) < 2:
+            raise ValueError(f"cu_seqlens of shape {list(starts.shape)}: expected [N + 1]")
         lengths = starts.diff()
         if int(starts[0]) != 0 or bool((lengths < 0).any()):
             raise ValueError(f"cu_seqlens={starts.tolist()}: expected numbers from 0 that do not fall")
         ids = torch.arange(len(lengths), device=starts.device).repeat_interleave(lengths)
-    if ids.dim() not in (1, 2) or ids.is_floating_point() or ids.dtype == torch.bool:
-        raise ValueError(f"ids of shape {list(ids.shape)} and {ids.dtype}: expected integers [S] or [B, S]")
+    ids = _integers("ids", ids, "[S] or [B, S]")
+    if ids.dim() not in (1, 2):
+        raise ValueError(f"ids of shape {list(ids.shape)}: expected [S] or [B, S]")
     return AttentionMask(causal=causal, documents=ids if ids.dim() == 2 else ids[None])
+
+
+def _integers(name: str, values: object, shape: str) -> Tensor:
+    """Return integers as a tensor.
+
+    Raises:
+        ValueError: the values are no integers, or rows of different lengths.
+    """
+    try:
+        tensor = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{name}={values!r}: expected integers {shape}") from error
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+        raise ValueError(f"{name} of {tensor.dtype}: expected integers {shape}")
+    return tensor
 
 
 def split_key_padding(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from fairseq_lowrank.attention.spec import AttentionSpec
+from fairseq_lowrank.attention import AttentionConfig, AttentionSpec
 from fairseq_lowrank.huggingface.models import query_sizes
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.parts import MODULE_AXES, SLOTS, AttentionDims, NoDecayModule
+from fairseq_lowrank.parts import MODULE_AXES, SLOTS, NoDecayModule
 from fairseq_lowrank.parts import parts_of as children_on_axes
 from fairseq_lowrank.parts.stages import declared
 
@@ -38,11 +38,11 @@ class AddedAttention(NamedTuple):
 
     Args:
         settings: the fields of :class:`~fairseq_lowrank.ops.AttentionCall` that choices without tensors set, such as the activation.
-        dims: the sizes for which the parts were built; ``None`` without parts.
+        config: for which the parts were built; ``None`` without parts.
     """
 
     settings: dict[str, Any]
-    dims: AttentionDims | None = None
+    config: AttentionConfig | None = None
 
 
 class _Calls(threading.local):
@@ -114,15 +114,15 @@ def choose(module: nn.Module, spec: AttentionSpec) -> None:
     """Give an attention module the attention of ``spec``, in place of what an earlier call added."""
     for axis in parts_of(module):
         delattr(module, axis)
-    dims = query_sizes(module)
-    parts = {} if dims is None else {axis: part for axis in ADDED_AXES if (part := spec.build(axis, dims)) is not None}
+    config = query_sizes(module, spec)
+    parts = {} if config is None else {axis: part for axis in ADDED_AXES if (part := config.build(axis)) is not None}
     for axis, part in parts.items():
         setattr(module, axis, _placed(part, module))
     hooked = _hand_over_inputs in module._forward_pre_hooks.values()
     if not hooked and any(part.reads_inputs for part in parts.values()):
         module.register_forward_pre_hook(_hand_over_inputs, with_kwargs=True)
         module.register_forward_hook(_forget_inputs)
-    vars(module)[SLOT] = AddedAttention(spec.call_settings, dims if parts else None)
+    vars(module)[SLOT] = AddedAttention(spec.call_settings, config if parts else None)
 
 
 def _placed(part: NoDecayModule, module: nn.Module) -> NoDecayModule:
@@ -143,10 +143,10 @@ def _hand_over_inputs(module: nn.Module, args: tuple, kwargs: dict) -> None:
     if not any(declared(part).reads_inputs for part in parts_of(module).values()):
         return  # the parts of an earlier choice did
     inputs = args[0] if args else kwargs[_first_argument(type(module))]  # type: ignore[arg-type]
-    if added.dims is not None and added.dims.embed_dim != inputs.size(-1):
+    if added.config is not None and added.config.embed_dim != inputs.size(-1):
         raise UserError(
             f"{type(module).__name__} reads inputs of size {inputs.size(-1)}, and its attention was chosen for "
-            f"{added.dims.embed_dim}. Leave this layer out with layers= or sites=, or choose mixing that reads no inputs."
+            f"{added.config.embed_dim}. Leave this layer out with layers= or sites=, or choose mixing that reads no inputs."
         )
     _calls.running = (*_calls_around(module), (module, inputs))
 

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection
+from dataclasses import replace
 
 from torch import nn
 from transformers import PreTrainedModel
 
+from fairseq_lowrank.attention import AttentionSpec
 from fairseq_lowrank.attention.sharding import is_sharded
-from fairseq_lowrank.attention.spec import AttentionSpec
 from fairseq_lowrank.attention.states import without_default_options
 from fairseq_lowrank.huggingface.added import added_parameters, choose
 from fairseq_lowrank.huggingface.choice import chosen_modules, collection, open_axes, spec_of
 from fairseq_lowrank.huggingface.exchange import guard
 from fairseq_lowrank.huggingface.function import IMPLEMENTATION
-from fairseq_lowrank.huggingface.models import attention_modules, calls_the_interface, describe, other_attention
+from fairseq_lowrank.huggingface.models import (
+    attention_modules,
+    calls_the_interface,
+    describe,
+    head_sizes,
+    other_attention,
+)
 from fairseq_lowrank.huggingface.sites import SITES
 from fairseq_lowrank.huggingface.training import TRAIN, freeze
 from fairseq_lowrank.messages import UserError, did_you_mean
-from fairseq_lowrank.parts import PLAIN, Place
+from fairseq_lowrank.parts import PLAIN
 
 
 def apply_attention(
@@ -70,9 +77,9 @@ def apply_attention(
         )
     found, others = attention_modules(model), other_attention(model)
     chosen = chosen_modules(model, found, others, sites, layers)
-    for site in dict.fromkeys(site for module, site, _ in found if module in chosen):
+    for module, site in ((module, site) for module, site, _ in found if module in chosen):
         try:
-            spec.check_place(Place(self_attention=site != "cross"))
+            replace(head_sizes(module, spec), self_attention=site != "cross").check_place()
         except ValueError as error:
             raise UserError(f"attention {preset!r} in {site} attention: {error}") from error
     for module in model.modules():

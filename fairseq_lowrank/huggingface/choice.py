@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from fairseq_lowrank.attention.spec import AttentionSpec
+from fairseq_lowrank.attention import AttentionSpec
 from fairseq_lowrank.huggingface.models import describe
 from fairseq_lowrank.huggingface.sites import SITES
 from fairseq_lowrank.messages import IMPORT_PLUGIN, UserError, did_you_mean

@@ -124,9 +124,9 @@ def attention_forward(
         # hooks before the part, such as those of FSDP, bring the tensors themselves
         if any(tensor.device != query.device for tensor in tensors) and not part._forward_pre_hooks:
             part.to(query.device)
-    if added.dims is not None and added.dims.num_heads != query.size(1):
+    if added.config is not None and added.config.num_heads != query.size(1):
         raise UserError(
-            f"{type(module).__name__}: mixing of {added.dims.num_heads} heads, and the model passes {query.size(1)}. "
+            f"{type(module).__name__}: mixing of {added.config.num_heads} heads, and the model passes {query.size(1)}. "
             "This layer repeats or splits its heads; leave it out with layers= or sites=."
         )
     groups = getattr(module, "num_key_value_groups", 1)

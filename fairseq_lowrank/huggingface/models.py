@@ -11,9 +11,9 @@ import transformers
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from fairseq_lowrank.attention import AttentionConfig, AttentionSpec
 from fairseq_lowrank.huggingface.sites import SITES, callers_of, names_used, site_of
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.parts.projection import AttentionDims
 from fairseq_lowrank.progress import tracked
 
 _PRODUCTS = frozenset(("matmul", "bmm", "baddbmm", "einsum"))
@@ -138,24 +138,26 @@ def calls_the_interface(kind: type[nn.Module]) -> bool:
     return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
 
 
-def query_sizes(module: nn.Module) -> AttentionDims | None:
-    """Return the sizes of a module's heads, or None if the module does not say them."""
+def query_sizes(module: nn.Module, spec: AttentionSpec | None = None) -> AttentionConfig | None:
+    """Return a module's own sizes with the choices of ``spec``, or None if the module does not say the sizes of its heads."""
     config = getattr(module, "config", None)
     heads = _first(module, "num_heads", "num_attention_heads", "n_heads", "n_head", "heads")
     heads = heads or _first(config, "num_attention_heads", "num_heads", "n_head")
     size = _first(module, "head_dim", "attention_head_size", "key_value_proj_dim", "head_size")
-    width = _first(module, "embed_dim", "hidden_size", "d_model") or _first(config, "hidden_size", "d_model") or 0
+    width = _first(module, "embed_dim", "hidden_size", "d_model") or _first(config, "hidden_size", "d_model")
     if not heads or not size:
         return None
     groups = heads // (_first(module, "num_key_value_groups") or 1)
-    return AttentionDims(width, heads, size, size, width, width, key_value_heads=groups)
+    return AttentionConfig(
+        (spec or AttentionSpec()).replace(head_dim=size, key_value_heads=groups), width or heads * size, heads
+    )
 
 
-def head_sizes(module: nn.Module) -> AttentionDims:
-    """Return the sizes of the heads of a module from :func:`attention_modules`."""
-    dims = query_sizes(module)
-    assert dims is not None
-    return dims
+def head_sizes(module: nn.Module, spec: AttentionSpec | None = None) -> AttentionConfig:
+    """Return :func:`query_sizes` of a module from :func:`attention_modules`."""
+    sizes = query_sizes(module, spec)
+    assert sizes is not None
+    return sizes
 
 
 def _first(holder: object, *names: str) -> int | None:

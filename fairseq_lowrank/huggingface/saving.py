@@ -53,10 +53,10 @@ def save_attention(model: PreTrainedModel, folder: str | os.PathLike) -> None:
     state = {name: whole(tensor).detach().cpu().contiguous() for name, tensor in mixing_state(model).items()}
     names = {module: name for name, module in model.named_modules()}
     sizes = [
-        {"name": names[module], "site": site, "layer": layer, "num_heads": dims.num_heads, "head_dim": dims.head_dim}
+        {"name": names[module], "site": site, "layer": layer, "num_heads": sizes.num_heads, "head_dim": sizes.head_dim}
         for module, site, layer in attention_modules(model)
         if mixing_tensors(module)
-        for dims in [head_sizes(module)]
+        for sizes in [head_sizes(module)]
     ]
     sharded = is_sharded(model)
     try:

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq_lowrank.parts import Method, Paper, register
+from fairseq_lowrank.parts import AttentionConfig, Method, Paper, register
 from fairseq_lowrank.parts.parameters import assign
 from fairseq_lowrank.parts.part import Option
 from fairseq_lowrank.parts.plain import Plain, copy_weights, own_weights
-from fairseq_lowrank.parts.projection import AttentionDims, Layer, Projection, split_heads
+from fairseq_lowrank.parts.projection import Layer, Projection, split_heads
 
 
 class CollaborativeProjection(Projection):
@@ -36,28 +36,28 @@ class CollaborativeProjection(Projection):
         ),
     )
 
-    def __init__(self, dims: AttentionDims, shared_dim: int | None = None) -> None:
-        super().__init__(dims)
-        self.shared_dim = shared_dim or dims.num_heads * dims.head_dim
+    def __init__(self, config: AttentionConfig, shared_dim: int | None = None) -> None:
+        super().__init__(config)
+        self.shared_dim = shared_dim or config.num_heads * config.head_dim
         self.query_heads = 1
         self.query_size = self.shared_dim
-        self.state_sizes = {"key": self.shared_dim, "value": dims.value_dim}
-        self.state_groups = {"key": 1, "value": dims.num_heads}
+        self.state_sizes = {"key": self.shared_dim, "value": config.value_dim}
+        self.state_groups = {"key": 1, "value": config.num_heads}
 
     def build_projections(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | None]:
-        dims = self.dims
+        config = self.config
         return {
-            "k_proj": linear(dims.kdim, self.shared_dim),
-            "v_proj": linear(dims.vdim, dims.num_heads * dims.value_dim),
-            "q_proj": linear(dims.embed_dim, self.shared_dim),
+            "k_proj": linear(config.kdim, self.shared_dim),
+            "v_proj": linear(config.vdim, config.num_heads * config.value_dim),
+            "q_proj": linear(config.embed_dim, self.shared_dim),
         }
 
     def build_extra_parameters(self) -> dict[str, nn.Module | nn.Parameter]:
-        return {"head_features": nn.Parameter(torch.empty(self.dims.num_heads, self.shared_dim))}
+        return {"head_features": nn.Parameter(torch.empty(self.config.num_heads, self.shared_dim))}
 
     @torch.no_grad()
     def reset_parameters(self, layer: Layer) -> None:
-        heads, size = self.dims.num_heads, -(-self.shared_dim // self.dims.num_heads)
+        heads, size = self.config.num_heads, -(-self.shared_dim // self.config.num_heads)
         blocks = torch.eye(heads).repeat_interleave(size, dim=1)[:, : self.shared_dim]
         assign(layer.head_features, blocks)
 
@@ -68,7 +68,7 @@ class CollaborativeProjection(Projection):
     def project_key_value(self, layer: Layer, key: Tensor, value: Tensor) -> dict[str, Tensor]:
         return {
             "key": split_heads(layer.k_proj(key), self.shared_dim),
-            "value": split_heads(layer.v_proj(value), self.dims.value_dim),
+            "value": split_heads(layer.v_proj(value), self.config.value_dim),
         }
 
     def plain(self, layer: Any) -> Plain:
@@ -78,8 +78,8 @@ class CollaborativeProjection(Projection):
         return queries, own_weights(layer.k_proj, layer.num_heads), own_weights(layer.v_proj)
 
     @classmethod
-    def full_size(cls, dims: AttentionDims) -> int:
-        return dims.num_heads * dims.head_dim
+    def full_size(cls, config: AttentionConfig) -> int:
+        return config.num_heads * config.head_dim
 
     @classmethod
     def factorize(cls, plain: Any, result: Any) -> None:
@@ -109,7 +109,7 @@ def _with_bias(projection: Any, heads: int) -> Tensor:
 
 
 def _class_of(layer: Any) -> str:
-    return "restricted" if layer.projection.shared_dim <= layer.projection.dims.head_dim else "QK"
+    return "restricted" if layer.projection.shared_dim <= layer.config.head_dim else "QK"
 
 
 register(

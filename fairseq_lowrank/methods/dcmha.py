@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fairseq_lowrank.methods.standard import CACHED, PARAMETERS
 from fairseq_lowrank.ops import HeadMixing, PositionwiseMixing
 from fairseq_lowrank.ops.activation import at_least_float32, without_autocast
-from fairseq_lowrank.parts import AttentionDims, LayerPart, Method, Mixing, Option, Paper, register
+from fairseq_lowrank.parts import AttentionConfig, LayerPart, Method, Mixing, Option, Paper, register
 
 
 class DynamicMixing(Mixing):
@@ -23,13 +23,13 @@ class DynamicMixing(Mixing):
     reads_inputs = True
     options = (Option("factor_rank", "rank of the mixing of each query (default 2)", flag="rank", letter="r"),)
 
-    def __init__(self, dims: AttentionDims, query_size: int, factor_rank: int | None = None) -> None:
+    def __init__(self, config: AttentionConfig, query_size: int, factor_rank: int | None = None) -> None:
         LayerPart.__init__(self)
-        self.num_heads, self.factor_rank = dims.num_heads, factor_rank or 2
-        rows, embed_dim = self.factor_rank * dims.num_heads, dims.embed_dim
+        self.num_heads, self.factor_rank = config.num_heads, factor_rank or 2
+        rows, embed_dim = self.factor_rank * config.num_heads, config.embed_dim
         self.first = nn.Parameter(torch.empty(rows, embed_dim))
         self.second = nn.Parameter(torch.empty(rows, embed_dim))
-        self.diagonal = nn.Parameter(torch.empty(dims.num_heads, embed_dim))
+        self.diagonal = nn.Parameter(torch.empty(config.num_heads, embed_dim))
         self.register_parameter("query_weight", None)
         self.reset_parameters()
 

@@ -10,10 +10,9 @@ from torch import Tensor, nn
 
 from fairseq_lowrank.methods.standard import CACHED
 from fairseq_lowrank.ops.activation import at_least_float32, without_autocast
-from fairseq_lowrank.parts import Method, Option, Paper, register
+from fairseq_lowrank.parts import AttentionConfig, Method, Option, Paper, register
 from fairseq_lowrank.parts.head_output import HeadOutput
 from fairseq_lowrank.parts.parameters import assign
-from fairseq_lowrank.parts.projection import AttentionDims
 from fairseq_lowrank.parts.stages import Context
 
 
@@ -43,14 +42,14 @@ class Difference(HeadOutput):
         ),
     )
 
-    def __init__(self, dims: AttentionDims, diff_version: str = "2") -> None:
-        super().__init__(dims)
+    def __init__(self, config: AttentionConfig, diff_version: str = "2") -> None:
+        super().__init__(config)
         self.diff_version = diff_version
         if diff_version == "2":
-            self.weight = nn.Parameter(torch.empty(dims.num_heads, dims.embed_dim))
+            self.weight = nn.Parameter(torch.empty(config.num_heads, config.embed_dim))
         else:
-            self.vectors = nn.Parameter(torch.empty(4, dims.head_dim))
-            self.norm = nn.Parameter(torch.empty(dims.value_dim))
+            self.vectors = nn.Parameter(torch.empty(4, config.head_dim))
+            self.norm = nn.Parameter(torch.empty(config.value_dim))
             self.register_buffer("initial", torch.empty(()))
         self.reset_parameters()
 
@@ -64,7 +63,7 @@ class Difference(HeadOutput):
             return
         nn.init.normal_(self.vectors, std=0.1)
         nn.init.ones_(self.norm)
-        assign(self.initial, torch.tensor(0.8 - 0.6 * math.exp(-0.3 * (self.dims.depth - 1))))
+        assign(self.initial, torch.tensor(0.8 - 0.6 * math.exp(-0.3 * (self.config.depth - 1))))
 
     @property
     def keeps_stock(self) -> bool:

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from fairseq_lowrank.methods.multi_query import MHE
 from fairseq_lowrank.methods.shared_kv import SharedKeyValue
-from fairseq_lowrank.parts import Method, Paper, register
+from fairseq_lowrank.parts import AttentionConfig, Method, Paper, register
 from fairseq_lowrank.parts.plain import Plain, own_weights
-from fairseq_lowrank.parts.projection import AttentionDims, Layer
+from fairseq_lowrank.parts.projection import Layer
 
 
 class ELProjection(SharedKeyValue):
@@ -25,21 +25,21 @@ class ELProjection(SharedKeyValue):
     groups = ()
     projects_keys = False
 
-    def __init__(self, dims: AttentionDims) -> None:
-        embed_dim, num_heads, head_dim = dims[:3]
-        if dims.kdim != embed_dim:
+    def __init__(self, config: AttentionConfig) -> None:
+        embed_dim, num_heads, head_dim = config.embed_dim, config.num_heads, config.head_dim
+        if config.kdim != embed_dim:
             raise ValueError(
-                f"kdim={dims.kdim}: projection {self.name!r} uses the hidden states as keys. Set kdim = embed_dim = {embed_dim}."
+                f"kdim={config.kdim}: projection {self.name!r} uses the hidden states as keys. Set kdim = embed_dim = {embed_dim}."
             )
         if head_dim * num_heads != embed_dim:
             raise ValueError(
                 f"head_dim={head_dim}: projection {self.name!r} cuts the hidden states into heads. Set head_dim = embed_dim / "
                 f"num_heads = {embed_dim / num_heads:g}."
             )
-        super().__init__(dims)
+        super().__init__(config)
 
     def build_projections(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | None]:
-        return {"k_proj": None, "v_proj": None, "q_proj": linear(self.dims.embed_dim, self.dims.embed_dim)}
+        return {"k_proj": None, "v_proj": None, "q_proj": linear(self.config.embed_dim, self.config.embed_dim)}
 
     def project_key(self, layer: Layer, key: Tensor) -> Tensor:
         return key

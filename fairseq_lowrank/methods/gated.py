@@ -7,10 +7,9 @@ from torch import Tensor, nn
 
 from fairseq_lowrank.methods.standard import CACHED, PARAMETERS
 from fairseq_lowrank.ops.activation import at_least_float32
-from fairseq_lowrank.parts import Method, Paper, register
+from fairseq_lowrank.parts import AttentionConfig, Method, Paper, register
 from fairseq_lowrank.parts.head_output import HeadOutput
 from fairseq_lowrank.parts.part import Option
-from fairseq_lowrank.parts.projection import AttentionDims
 from fairseq_lowrank.parts.stages import Context
 
 GATED = Paper(
@@ -38,17 +37,17 @@ class HeadGate(HeadOutput):
     name = "head-gate"
     options = (GATE_START,)
 
-    def __init__(self, dims: AttentionDims, gate_start: str = "identity") -> None:
-        super().__init__(dims)
+    def __init__(self, config: AttentionConfig, gate_start: str = "identity") -> None:
+        super().__init__(config)
         self.gate_start = gate_start
         self.scale = 2.0 if gate_start == "identity" else 1.0
-        self.weight = nn.Parameter(torch.zeros(dims.num_heads * self.gates_per_head(dims), dims.embed_dim))
+        self.weight = nn.Parameter(torch.zeros(config.num_heads * self.gates_per_head(config), config.embed_dim))
 
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.weight)
 
     @staticmethod
-    def gates_per_head(dims: AttentionDims) -> int:
+    def gates_per_head(config: AttentionConfig) -> int:
         """Return the number of gates of one head."""
         return 1
 
@@ -59,7 +58,7 @@ class HeadGate(HeadOutput):
     def heads(self, heads: Tensor, context: Context) -> Tensor:
         assert context.inputs is not None
         gates = self.scale * torch.sigmoid(nn.functional.linear(context.inputs, at_least_float32(self.weight)))
-        return heads * gates.unflatten(-1, (self.dims.num_heads, -1)).transpose(1, 2)
+        return heads * gates.unflatten(-1, (self.config.num_heads, -1)).transpose(1, 2)
 
 
 class Gate(HeadGate):
@@ -68,8 +67,8 @@ class Gate(HeadGate):
     name = "gate"
 
     @staticmethod
-    def gates_per_head(dims: AttentionDims) -> int:
-        return dims.value_dim
+    def gates_per_head(config: AttentionConfig) -> int:
+        return config.value_dim
 
 
 register(

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from fairseq_lowrank.methods.multi_query import MHE, SingleHeadProjection
 from fairseq_lowrank.ops import AttentionCall
-from fairseq_lowrank.parts import Method, register
+from fairseq_lowrank.parts import AttentionConfig, Method, register
 from fairseq_lowrank.parts.parameters import NoDecayModule, no_weight_decay
 from fairseq_lowrank.parts.plain import Plain, Weights, own_weights
-from fairseq_lowrank.parts.projection import AttentionDims, AttentionInputs, KeyValueStates, Layer
+from fairseq_lowrank.parts.projection import AttentionInputs, KeyValueStates, Layer
 
 
 class HeadEmbeddings(NoDecayModule):
@@ -54,12 +54,12 @@ class HeadEmbeddingMul(SingleHeadProjection):
     needs_keys = True
     keys_reason = "its heads share one cached key, and the head embeddings of keys are folded into queries"
 
-    def __init__(self, dims: AttentionDims) -> None:
-        super().__init__(dims)
-        self.embedding_sizes = {"query": dims.head_dim, **self.state_sizes}
+    def __init__(self, config: AttentionConfig) -> None:
+        super().__init__(config)
+        self.embedding_sizes = {"query": config.head_dim, **self.state_sizes}
 
     def build_extra_parameters(self) -> dict[str, nn.Module | nn.Parameter]:
-        return {"head_embeddings": HeadEmbeddings(self.dims.num_heads, **self.embedding_sizes)}
+        return {"head_embeddings": HeadEmbeddings(self.config.num_heads, **self.embedding_sizes)}
 
     def embed(self, shared: Tensor, embedding: Tensor) -> Tensor:
         """Return each head's own ``[B, H, N, D]`` from a shared ``[B, 1, N, D]`` and head embeddings ``[H, D]``."""
@@ -90,7 +90,7 @@ class HeadEmbeddingMul(SingleHeadProjection):
     def embedded_keys(self, keys: Tensor) -> Tensor:
         """Return 1 at keys that have embeddings, 0 at the key of zeros: ``[1, S]`` for keys ``[B, G, S, D]``."""
         embedded = keys.new_ones(1, keys.size(2))
-        if self.dims.zero_key:
+        if self.config.add_zero_attn:
             embedded[:, -1] = 0
         return embedded
 
@@ -146,10 +146,10 @@ class HeadEmbeddingAdd(HeadEmbeddingMul):
     ) -> AttentionInputs:
         k, v = states["key"], states["value"]
         embedded = self.embedded_keys(k)[..., None].expand(k.size(0), 1, -1, -1)
-        if keep_row_constants or self.dims.zero_key:
+        if keep_row_constants or self.config.add_zero_attn:
             shifts = (q * layer.head_embeddings.key[:, None, :]).sum(dim=-1, keepdim=True)
             q, k = torch.cat((q, shifts), dim=-1), torch.cat((k, embedded), dim=-1)
-        if not rows_sum_to_one or self.dims.zero_key:
+        if not rows_sum_to_one or self.config.add_zero_attn:
             v = torch.cat((v, embedded), dim=-1)
         return AttentionInputs(q, k, v)
 

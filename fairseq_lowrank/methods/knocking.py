@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from fairseq_lowrank.methods.standard import CACHED, PARAMETERS
 from fairseq_lowrank.ops.activation import at_least_float32
-from fairseq_lowrank.parts import Method, Paper, register
+from fairseq_lowrank.parts import AttentionConfig, Method, Paper, register
 from fairseq_lowrank.parts.head_map import HeadMap
-from fairseq_lowrank.parts.projection import AttentionDims, KeyValueStates
+from fairseq_lowrank.parts.projection import KeyValueStates
 from fairseq_lowrank.parts.stages import Context
 
 
@@ -22,11 +22,11 @@ class MapOfFeatures(HeadMap):
 
     name = "features"
 
-    def __init__(self, dims: AttentionDims) -> None:
-        super().__init__(dims)
-        self.query = nn.Parameter(torch.eye(dims.head_dim))
-        self.key = nn.Parameter(torch.eye(dims.head_dim))
-        self.value = nn.Parameter(torch.eye(dims.value_dim))
+    def __init__(self, config: AttentionConfig) -> None:
+        super().__init__(config)
+        self.query = nn.Parameter(torch.eye(config.head_dim))
+        self.key = nn.Parameter(torch.eye(config.head_dim))
+        self.value = nn.Parameter(torch.eye(config.value_dim))
 
     def equation(self) -> str:
         return "de,hdx->hex"

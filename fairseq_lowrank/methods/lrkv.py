@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_lowrank.ops import AttentionCall
-from fairseq_lowrank.parts import Method, Paper, register
+from fairseq_lowrank.parts import AttentionConfig, Method, Paper, register
 from fairseq_lowrank.parts.part import Option
 from fairseq_lowrank.parts.plain import Plain, Weights, copy_weights, fold_biases, own_weights
 from fairseq_lowrank.parts.projection import (
-    AttentionDims,
     AttentionInputs,
     KeyValueStates,
     Layer,
@@ -44,42 +43,42 @@ class LowRankKeyValue(Projection):
         ),
     )
 
-    def __init__(self, dims: AttentionDims, factor_rank: int | None = None) -> None:
-        super().__init__(dims)
-        self.factor_rank = factor_rank or max(1, dims.head_dim // 4)
-        heads = dims.num_heads
+    def __init__(self, config: AttentionConfig, factor_rank: int | None = None) -> None:
+        super().__init__(config)
+        self.factor_rank = factor_rank or max(1, config.head_dim // 4)
+        heads = config.num_heads
         self.state_sizes = {
-            "key": dims.head_dim,
+            "key": config.head_dim,
             "key_factors": self.factor_rank,
-            "value": dims.value_dim,
+            "value": config.value_dim,
             "value_factors": self.factor_rank,
         }
         self.state_groups = {"key": 1, "key_factors": heads, "value": 1, "value_factors": heads}
 
     @property
     def key_heads(self) -> int:
-        return self.dims.num_heads
+        return self.config.num_heads
 
     def score_rank(self, *, mixed: bool) -> int:
-        size, heads = self.dims.head_dim, self.dims.num_heads
+        size, heads = self.config.head_dim, self.config.num_heads
         # the keys of different heads differ by a map of low rank
         return min(heads * size, size + heads * self.factor_rank) if mixed else size
 
     def build_projections(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | None]:
-        dims = self.dims
+        config = self.config
         return {
-            "k_proj": linear(dims.kdim, dims.head_dim),
-            "v_proj": linear(dims.vdim, dims.value_dim),
-            "q_proj": linear(dims.embed_dim, dims.num_heads * dims.head_dim),
-            "k_factor_proj": linear(dims.kdim, dims.num_heads * self.factor_rank, bias=False),
-            "v_factor_proj": linear(dims.vdim, dims.num_heads * self.factor_rank, bias=False),
+            "k_proj": linear(config.kdim, config.head_dim),
+            "v_proj": linear(config.vdim, config.value_dim),
+            "q_proj": linear(config.embed_dim, config.num_heads * config.head_dim),
+            "k_factor_proj": linear(config.kdim, config.num_heads * self.factor_rank, bias=False),
+            "v_factor_proj": linear(config.vdim, config.num_heads * self.factor_rank, bias=False),
         }
 
     def build_extra_parameters(self) -> dict[str, nn.Module | nn.Parameter]:
         def factors(size: int) -> nn.Parameter:
-            return nn.Parameter(torch.empty(self.dims.num_heads, self.factor_rank, size))
+            return nn.Parameter(torch.empty(self.config.num_heads, self.factor_rank, size))
 
-        return {"key_factors": factors(self.dims.head_dim), "value_factors": factors(self.dims.value_dim)}
+        return {"key_factors": factors(self.config.head_dim), "value_factors": factors(self.config.value_dim)}
 
     def reset_parameters(self, layer: Layer) -> None:
         for factors in (layer.key_factors, layer.value_factors):
@@ -87,9 +86,9 @@ class LowRankKeyValue(Projection):
 
     def project_key_value(self, layer: Layer, key: Tensor, value: Tensor) -> KeyValueStates:
         return {
-            "key": split_heads(layer.k_proj(key), self.dims.head_dim),
+            "key": split_heads(layer.k_proj(key), self.config.head_dim),
             "key_factors": split_heads(layer.k_factor_proj(key), self.factor_rank),
-            "value": split_heads(layer.v_proj(value), self.dims.value_dim),
+            "value": split_heads(layer.v_proj(value), self.config.value_dim),
             "value_factors": split_heads(layer.v_factor_proj(value), self.factor_rank),
         }
 
@@ -98,10 +97,10 @@ class LowRankKeyValue(Projection):
         return AttentionInputs(q, *(self._join(states[name], states[f"{name}_factors"]) for name in ("key", "value")))
 
     def _join(self, shared: Tensor, factors: Tensor) -> Tensor:
-        return torch.cat([shared.expand(-1, self.dims.num_heads, -1, -1), factors], dim=-1)
+        return torch.cat([shared.expand(-1, self.config.num_heads, -1, -1), factors], dim=-1)
 
     def finalize_heads(self, layer: Layer, heads: Tensor, call: AttentionCall) -> Tensor:
-        shared, factors = heads.split([self.dims.value_dim, self.factor_rank], dim=-1)
+        shared, factors = heads.split([self.config.value_dim, self.factor_rank], dim=-1)
         return shared + factors @ layer.value_factors.to(heads.dtype)
 
     def expand_values(self, layer: Layer, states: KeyValueStates) -> Tensor:
@@ -117,8 +116,8 @@ class LowRankKeyValue(Projection):
         return own_weights(layer.q_proj), full_weight("key"), full_weight("value")
 
     @classmethod
-    def full_size(cls, dims: AttentionDims) -> int:
-        return max(dims.head_dim, dims.value_dim)
+    def full_size(cls, config: AttentionConfig) -> int:
+        return max(config.head_dim, config.value_dim)
 
     @classmethod
     def factorize(cls, plain: Any, result: Any) -> None:

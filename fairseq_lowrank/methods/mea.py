@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from fairseq_lowrank.methods.standard import CACHED, PARAMETERS
 from fairseq_lowrank.ops.activation import at_least_float32
-from fairseq_lowrank.parts import Method, Paper, register
+from fairseq_lowrank.parts import AttentionConfig, Method, Paper, register
 from fairseq_lowrank.parts.head_map import HeadMap
-from fairseq_lowrank.parts.projection import AttentionDims, KeyValueStates
+from fairseq_lowrank.parts.projection import KeyValueStates
 from fairseq_lowrank.parts.stages import Context
 
 
@@ -22,9 +22,9 @@ class MapOfHeads(HeadMap):
 
     name = "heads"
 
-    def __init__(self, dims: AttentionDims) -> None:
-        super().__init__(dims)
-        groups = dims.key_value_heads or dims.num_heads
+    def __init__(self, config: AttentionConfig) -> None:
+        super().__init__(config)
+        groups = config.key_value_heads
         self.key = nn.Parameter(torch.eye(groups))
         self.value = nn.Parameter(torch.eye(groups))
 
@@ -44,9 +44,9 @@ class MapOfAllHeads(MapOfHeads):
 
     name = "all-heads"
 
-    def __init__(self, dims: AttentionDims) -> None:
-        super().__init__(dims)
-        self.query = nn.Parameter(torch.eye(dims.num_heads))
+    def __init__(self, config: AttentionConfig) -> None:
+        super().__init__(config)
+        self.query = nn.Parameter(torch.eye(config.num_heads))
 
     def queries(self, queries: Tensor, context: Context) -> Tensor:
         return torch.einsum("ji,bjtd->bitd", at_least_float32(self.query), queries)

@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from fairseq_lowrank.methods.multi_query import MultiQuery
-from fairseq_lowrank.parts import Method, Paper, register
+from fairseq_lowrank.parts import AttentionConfig, Method, Paper, register
 from fairseq_lowrank.parts.part import Option
 from fairseq_lowrank.parts.plain import Plain, own_weights
-from fairseq_lowrank.parts.projection import AttentionDims, Layer, split_heads
+from fairseq_lowrank.parts.projection import Layer, split_heads
 
 
 class FactorizedQuery(MultiQuery):
@@ -26,25 +26,25 @@ class FactorizedQuery(MultiQuery):
     needs_keys = True
     options = (Option("latent_dim", "size of the latent vector of queries (default: the embedding size)", letter="r"),)
 
-    def __init__(self, dims: AttentionDims, latent_dim: int | None = None) -> None:
-        super().__init__(dims)
-        self.latent_dim = latent_dim or dims.embed_dim
+    def __init__(self, config: AttentionConfig, latent_dim: int | None = None) -> None:
+        super().__init__(config)
+        self.latent_dim = latent_dim or config.embed_dim
 
     def score_rank(self, *, mixed: bool) -> int:
         # the bias of the queries is one more direction
         return min(super().score_rank(mixed=mixed), self.latent_dim + 1)
 
     def build_projections(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | None]:
-        dims = self.dims
+        config = self.config
         return {
-            "k_proj": linear(dims.kdim, dims.head_dim),
-            "v_proj": linear(dims.vdim, dims.value_dim),
-            "q_latent_proj": linear(dims.embed_dim, self.latent_dim, bias=False),
-            "q_proj": linear(self.latent_dim, dims.num_heads * dims.head_dim),
+            "k_proj": linear(config.kdim, config.head_dim),
+            "v_proj": linear(config.vdim, config.value_dim),
+            "q_latent_proj": linear(config.embed_dim, self.latent_dim, bias=False),
+            "q_proj": linear(self.latent_dim, config.num_heads * config.head_dim),
         }
 
     def project_query(self, layer: Layer, query: Tensor) -> Tensor:
-        return split_heads(layer.q_proj(layer.q_latent_proj(query)), self.dims.head_dim)
+        return split_heads(layer.q_proj(layer.q_latent_proj(query)), self.config.head_dim)
 
     def plain(self, layer: Any) -> Plain:
         queries = layer.q_proj.weight @ layer.q_latent_proj.weight, layer.q_proj.bias
@@ -52,8 +52,8 @@ class FactorizedQuery(MultiQuery):
 
 
 def _class_of(layer: Any) -> str:
-    dims = layer.projection.dims
-    return "QK" if dims.head_dim * dims.num_heads > dims.embed_dim else "restricted"
+    config = layer.config
+    return "QK" if config.head_dim * config.num_heads > config.embed_dim else "restricted"
 
 
 register(

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from fairseq_lowrank.methods.standard import CACHED, PARAMETERS
 from fairseq_lowrank.ops import DiagonalMixing, HeadMixing, PositionwiseMixing
 from fairseq_lowrank.ops.activation import at_least_float32
-from fairseq_lowrank.parts import AttentionDims, Method, Mixing, Option, Paper, register
+from fairseq_lowrank.parts import AttentionConfig, Method, Mixing, Option, Paper, register
 from fairseq_lowrank.parts.parameters import assign
 
 MIXHEAD = Paper(
@@ -43,8 +43,8 @@ class StaticMatrix(Mixing):
     name = "static"
     options = (NORMALIZATION,)
 
-    def __init__(self, dims: AttentionDims, query_size: int, mixing_normalization: str = "none") -> None:
-        super().__init__(dims, query_size)
+    def __init__(self, config: AttentionConfig, query_size: int, mixing_normalization: str = "none") -> None:
+        super().__init__(config, query_size)
         self.mixing_normalization = mixing_normalization
 
     def matrix(self) -> Tensor:
@@ -63,9 +63,9 @@ class PositionwiseMatrix(StaticMatrix):
     rule = PositionwiseMixing
     query_weight: Tensor
 
-    def __init__(self, dims: AttentionDims, query_size: int, mixing_normalization: str = "none") -> None:
-        super().__init__(dims, query_size, mixing_normalization)
-        self.query_weight = nn.Parameter(torch.zeros(query_size, dims.num_heads))
+    def __init__(self, config: AttentionConfig, query_size: int, mixing_normalization: str = "none") -> None:
+        super().__init__(config, query_size, mixing_normalization)
+        self.query_weight = nn.Parameter(torch.zeros(query_size, config.num_heads))
 
     def reset_parameters(self) -> None:
         super().reset_parameters()

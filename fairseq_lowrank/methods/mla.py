@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,11 +11,10 @@ from torch import Tensor, nn
 
 from fairseq_lowrank.ops import AttentionCall
 from fairseq_lowrank.ops.attention import is_traced
-from fairseq_lowrank.parts import Method, Paper, register
+from fairseq_lowrank.parts import AttentionConfig, Method, Paper, RotaryPositions, register
 from fairseq_lowrank.parts.part import Option
 from fairseq_lowrank.parts.plain import NotPlain, Plain, fold_biases, own_weights
 from fairseq_lowrank.parts.projection import (
-    AttentionDims,
     AttentionInputs,
     KeyValueStates,
     Layer,
@@ -57,38 +57,39 @@ class LatentProjection(Projection):
         ),
     )
 
-    def __init__(self, dims: AttentionDims, latent_dim: int | None = None, rotary_dim: int | None = None) -> None:
-        super().__init__(dims)
-        if dims.vdim != dims.kdim:
+    def __init__(self, config: AttentionConfig, latent_dim: int | None = None, rotary_dim: int | None = None) -> None:
+        super().__init__(config)
+        if config.vdim != config.kdim:
             raise ValueError(
-                f"projection {self.name!r} computes keys and values from one input: kdim={dims.kdim}, vdim={dims.vdim}. Set vdim = kdim."
+                f"projection {self.name!r} computes keys and values from one input: kdim={config.kdim}, vdim={config.vdim}. Set vdim = kdim."
             )
-        self.latent_dim = latent_dim or dims.embed_dim // 2
+        self.latent_dim = latent_dim or config.embed_dim // 2
         self.rotary_dim = self.rotary_size = rotary_dim or 0
-        self.query_size = self.score_size = dims.head_dim + self.rotary_dim
+        self.query_size = self.score_size = config.head_dim + self.rotary_dim
         self.state_heads = 1
         self.state_sizes = {"latent": self.latent_dim}
         if rotary_dim:
+            self.config = replace(config, rotary=config.rotary or RotaryPositions())
             self.rotary_state = "rotary_key"
             self.state_sizes[self.rotary_state] = rotary_dim
 
     @property
     def key_heads(self) -> int:
-        return self.dims.num_heads
+        return self.config.num_heads
 
     def score_rank(self, *, mixed: bool) -> int:
         return min(super().score_rank(mixed=mixed), self.latent_dim) + self.rotary_dim
 
     def build_projections(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | None]:
-        dims = self.dims
+        config = self.config
         built: dict[str, nn.Module | None] = {
-            "latent_proj": linear(dims.kdim, self.latent_dim, bias=False),
-            "k_proj": linear(self.latent_dim, dims.num_heads * dims.head_dim, bias=False),
-            "v_proj": linear(self.latent_dim, dims.num_heads * dims.value_dim, bias=False),
-            "q_proj": linear(dims.embed_dim, dims.num_heads * self.query_size),
+            "latent_proj": linear(config.kdim, self.latent_dim, bias=False),
+            "k_proj": linear(self.latent_dim, config.num_heads * config.head_dim, bias=False),
+            "v_proj": linear(self.latent_dim, config.num_heads * config.value_dim, bias=False),
+            "q_proj": linear(config.embed_dim, config.num_heads * self.query_size),
         }
         if self.rotary_dim:
-            built["rotary_key_proj"] = linear(dims.kdim, self.rotary_dim, bias=False)
+            built["rotary_key_proj"] = linear(config.kdim, self.rotary_dim, bias=False)
         return built
 
     def build_extra_parameters(self) -> dict[str, nn.Module | nn.Parameter]:
@@ -106,7 +107,7 @@ class LatentProjection(Projection):
 
     def attention_inputs(self, layer: Layer, q: Tensor, states: KeyValueStates, **needs: bool) -> AttentionInputs:
         latent = states["latent"]
-        heads, size = self.dims.num_heads, self.dims.head_dim
+        heads, size = self.config.num_heads, self.config.head_dim
         if self._absorbs(layer, q, q.size(2), latent.size(2)):
             up = layer.k_proj.weight.view(heads, size, self.latent_dim)
             absorbed = q[..., :size] @ up.to(q.dtype)
@@ -122,23 +123,23 @@ class LatentProjection(Projection):
     def finalize_heads(self, layer: Layer, heads: Tensor, call: AttentionCall) -> Tensor:
         if not self._absorbs(layer, heads, heads.size(2), call.scores.shape[3]):
             return heads
-        up = layer.v_proj.weight.view(self.dims.num_heads, self.dims.value_dim, self.latent_dim)
+        up = layer.v_proj.weight.view(self.config.num_heads, self.config.value_dim, self.latent_dim)
         return heads @ up.mT.to(heads.dtype)
 
     def expand_values(self, layer: Layer, states: KeyValueStates) -> Tensor:
         values = layer.v_proj(states["latent"][:, 0])
-        return values.unflatten(-1, (self.dims.num_heads, -1)).transpose(1, 2)
+        return values.unflatten(-1, (self.config.num_heads, -1)).transpose(1, 2)
 
     def _absorbs(self, layer: Layer, tensor: Tensor, queries: int, keys: int) -> bool:
         """Return True if absorbing takes fewer multiplications than computing the keys and values of all heads.
 
         Only plain projections are absorbed: the weight of an adapter or a quantised layer is not all that it computes.
         """
-        if self.dims.qk_norm or is_traced(tensor):  # keys are normalised whole; a trace has one form for all lengths
+        if self.config.qk_norm or is_traced(tensor):  # keys are normalised whole; a trace has one form for all lengths
             return False
         if not is_plain_linear(layer.k_proj) or not is_plain_linear(layer.v_proj):
             return False
-        size = self.dims.head_dim + self.dims.value_dim
+        size = self.config.head_dim + self.config.value_dim
         return queries * self.latent_dim * (size + 2 * keys) < keys * size * (self.latent_dim + queries)
 
     def plain(self, layer: Any) -> Plain:
@@ -148,9 +149,9 @@ class LatentProjection(Projection):
         return own_weights(layer.q_proj), (layer.k_proj.weight @ down, None), (layer.v_proj.weight @ down, None)
 
     @classmethod
-    def full_size(cls, dims: AttentionDims) -> int:
+    def full_size(cls, config: AttentionConfig) -> int:
         """Return the rank of the joint weight of keys and values; the norm still changes something."""
-        return min(dims.kdim, dims.num_heads * (dims.head_dim + dims.value_dim))
+        return min(config.kdim, config.num_heads * (config.head_dim + config.value_dim))
 
     @classmethod
     def factorize(cls, plain: Any, result: Any) -> None:
@@ -160,12 +161,12 @@ class LatentProjection(Projection):
         """
         projection = result.projection
         # The layer divides scores by the root of all features.
-        scale = (projection.query_size / projection.dims.head_dim) ** 0.5
+        scale = (projection.query_size / projection.config.head_dim) ** 0.5
         for name, tensor in plain.q_proj.named_parameters():
             heads = getattr(result.q_proj, name).view(
-                projection.dims.num_heads, projection.query_size, *tensor.shape[1:]
+                projection.config.num_heads, projection.query_size, *tensor.shape[1:]
             )
-            heads[:, : projection.dims.head_dim] = scale * tensor.view(heads.size(0), -1, *tensor.shape[1:])
+            heads[:, : projection.config.head_dim] = scale * tensor.view(heads.size(0), -1, *tensor.shape[1:])
         fold_biases(plain, result)
         joint = torch.cat([plain.k_proj.weight, plain.v_proj.weight])
         left, values, right = torch.linalg.svd(joint, full_matrices=False)

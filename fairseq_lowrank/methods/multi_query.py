@@ -2,9 +2,9 @@
 
 from typing import Any, ClassVar
 
-from fairseq_lowrank.parts import Method, Paper, register
+from fairseq_lowrank.parts import AttentionConfig, Method, Paper, register
 from fairseq_lowrank.parts.plain import Plain, grouped_weights
-from fairseq_lowrank.parts.projection import AttentionDims, Projection
+from fairseq_lowrank.parts.projection import Projection
 
 MHE = Paper(
     "Pit One Against Many: Leveraging Attention-head Embeddings for Parameter-efficient Multi-head Attention",
@@ -20,8 +20,8 @@ class MultiQuery(Projection):
     needs_keys = False
     groups: ClassVar[tuple[int, ...] | None] = (1,)
 
-    def __init__(self, dims: AttentionDims) -> None:
-        super().__init__(dims)
+    def __init__(self, config: AttentionConfig) -> None:
+        super().__init__(config)
         self.state_heads = 1
 
     def plain(self, layer: Any) -> Plain:
@@ -41,8 +41,8 @@ class SingleHeadProjection(MultiQuery):
         "the formulas: Σ_j M[j,i] P = (Σ_j M[j,i]) P",
     )
 
-    def __init__(self, dims: AttentionDims) -> None:
-        super().__init__(dims)
+    def __init__(self, config: AttentionConfig) -> None:
+        super().__init__(config)
         self.query_heads = 1
 
 

@@ -34,12 +34,12 @@ class RelativePositions(ScoreFunction):
     def __init__(self, projection: Projection) -> None:
         super().__init__(projection)
         self.limit_positions()
-        if projection.dims.cross:
+        if projection.config.encoder_decoder_attention:
             raise ValueError(
                 "score 'relative' needs queries and keys of one sequence, which cross attention does not have. Use it for "
                 "self-attention only (--attention-sites encoder,decoder)."
             )
-        if projection.dims.has_appended_keys:
+        if projection.config.has_appended_keys:
             raise ValueError(
                 "score 'relative' does not work with add_bias_kv or add_zero_attn: an appended key has no position. Remove them."
             )
@@ -54,11 +54,11 @@ class RelativePositions(ScoreFunction):
         self.dropout, self.max_distance = dropout, max_distance
 
     def build_extra_parameters(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | nn.Parameter]:
-        dims = self.projection.dims
+        config = self.projection.config
         # A bias would add the same to all scores of a query.
-        pos_proj = linear(dims.embed_dim, self.projection.state_heads * dims.head_dim, bias=False)
+        pos_proj = linear(config.embed_dim, self.projection.state_heads * config.head_dim, bias=False)
         biases = {
-            name: nn.Parameter(torch.empty(dims.num_heads, dims.head_dim)) for name in ("pos_bias_u", "pos_bias_v")
+            name: nn.Parameter(torch.empty(config.num_heads, config.head_dim)) for name in ("pos_bias_u", "pos_bias_v")
         }
         return {"pos_proj": pos_proj, **biases}
 
@@ -99,10 +99,10 @@ class RelativePositions(ScoreFunction):
         distances = torch.arange(keys - 1, keys - 1 - count, -1, device=layer.pos_bias_u.device, dtype=exact)
         if self.max_distance >= 0:
             distances = distances.clamp(max=float(self.max_distance))
-        dims = self.projection.dims
-        table = sinusoids(distances, dims.embed_dim).to(dtype)
+        config = self.projection.config
+        table = sinusoids(distances, config.embed_dim).to(dtype)
         table = F.dropout(table, self.dropout, training)
-        return split_heads(layer.pos_proj(table[:, None]), dims.head_dim)
+        return split_heads(layer.pos_proj(table[:, None]), config.head_dim)
 
 
 def sinusoids(distances: Tensor, size: int) -> Tensor:

@@ -8,10 +8,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from fairseq_lowrank.methods.multi_query import MHE
-from fairseq_lowrank.parts import Method, register
+from fairseq_lowrank.parts import AttentionConfig, Method, register
 from fairseq_lowrank.parts.plain import Plain, own_weights
 from fairseq_lowrank.parts.projection import (
-    AttentionDims,
     AttentionInputs,
     KeyValueStates,
     Layer,
@@ -30,30 +29,30 @@ class SharedKeyValue(Projection):
     name = "shared-kv"
     keys_reason = "its cached keys are its values too"
 
-    def __init__(self, dims: AttentionDims) -> None:
-        super().__init__(dims)
-        if dims.vdim != dims.kdim:
+    def __init__(self, config: AttentionConfig) -> None:
+        super().__init__(config)
+        if config.vdim != config.kdim:
             raise ValueError(
-                f"vdim={dims.vdim}: projection {self.name!r} uses the keys as values. Set vdim = kdim = {dims.kdim}."
+                f"vdim={config.vdim}: projection {self.name!r} uses the keys as values. Set vdim = kdim = {config.kdim}."
             )
-        if dims.value_dim != dims.head_dim:
+        if config.value_dim != config.head_dim:
             raise ValueError(
-                f"value_dim={dims.value_dim}: projection {self.name!r} uses the keys as values. Set value_dim = head_dim = "
-                f"{dims.head_dim}."
+                f"value_dim={config.value_dim}: projection {self.name!r} uses the keys as values. Set value_dim = head_dim = "
+                f"{config.head_dim}."
             )
-        self.state_sizes = {"key": dims.head_dim}
+        self.state_sizes = {"key": config.head_dim}
 
     def build_projections(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | None]:
-        dims = self.dims
+        config = self.config
         return {
-            "k_proj": linear(dims.kdim, self.state_heads * dims.head_dim),
+            "k_proj": linear(config.kdim, self.state_heads * config.head_dim),
             "v_proj": None,
-            "q_proj": linear(dims.embed_dim, self.query_heads * dims.head_dim),
+            "q_proj": linear(config.embed_dim, self.query_heads * config.head_dim),
         }
 
     def project_key_value(self, layer: Layer, key: Tensor, value: Tensor) -> KeyValueStates:
         check_value_is_key(self.name, key, value)
-        return {"key": split_heads(self.project_key(layer, key), self.dims.head_dim)}
+        return {"key": split_heads(self.project_key(layer, key), self.config.head_dim)}
 
     def project_key(self, layer: Layer, key: Tensor) -> Tensor:
         """Project ``[S, B, kdim]`` to ``[S, B, heads * head_dim]``."""

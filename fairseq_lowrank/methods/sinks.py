@@ -7,8 +7,7 @@ from torch import nn
 
 from fairseq_lowrank.methods.standard import CACHED, PARAMETERS
 from fairseq_lowrank.ops import AttentionCall
-from fairseq_lowrank.parts import Context, LayerPart, Method, Paper, register
-from fairseq_lowrank.parts.projection import AttentionDims
+from fairseq_lowrank.parts import AttentionConfig, Context, LayerPart, Method, Paper, register
 
 
 class LearnedSinks(LayerPart):
@@ -21,9 +20,9 @@ class LearnedSinks(LayerPart):
     name = "learned"
     reads_inputs = False
 
-    def __init__(self, dims: AttentionDims) -> None:
+    def __init__(self, config: AttentionConfig) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(dims.num_heads * dims.queries_per_head))
+        self.weight = nn.Parameter(torch.zeros(config.num_heads * config.queries_per_head))
 
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.weight)

@@ -38,10 +38,10 @@ class ScaledDotProduct(ScoreFunction):
 
 def class_of_sizes(layer: Any) -> str:
     """Return the class of a layer of independent projections with free sizes."""
-    dims = layer.projection.dims
-    if dims.head_dim * dims.num_heads > dims.embed_dim:
+    config = layer.config
+    if config.head_dim * config.num_heads > config.embed_dim:
         return "QK"
-    fewer = dims.head_dim * dims.num_heads < dims.embed_dim or (dims.key_value_heads or dims.num_heads) < dims.num_heads
+    fewer = config.head_dim * config.num_heads < config.embed_dim or config.key_value_heads < config.num_heads
     return "restricted" if fewer else "equal"
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_lowrank.parts import AttentionDims, Method, Option, Paper, register
+from fairseq_lowrank.parts import AttentionConfig, Method, Option, Paper, register
 from fairseq_lowrank.parts.parameters import assign
 from fairseq_lowrank.parts.projection import KeyValueStates, Layer, Projection, split_heads
 
@@ -39,32 +39,32 @@ class StructuredScores(Projection):
         ),
     )
 
-    def __init__(self, dims: AttentionDims, blocks: int | None = None) -> None:
-        super().__init__(dims)
-        divisors = [c for c in range(1, dims.embed_dim + 1) if dims.embed_dim % c == 0 and dims.kdim % c == 0]
-        self.blocks = blocks or min(divisors, key=lambda c: abs(math.log(c * c / dims.embed_dim)))
+    def __init__(self, config: AttentionConfig, blocks: int | None = None) -> None:
+        super().__init__(config)
+        divisors = [c for c in range(1, config.embed_dim + 1) if config.embed_dim % c == 0 and config.kdim % c == 0]
+        self.blocks = blocks or min(divisors, key=lambda c: abs(math.log(c * c / config.embed_dim)))
         if self.blocks not in divisors:
             raise ValueError(
-                f"blocks={blocks}: expected a divisor of embed_dim={dims.embed_dim} and of kdim={dims.kdim}"
+                f"blocks={blocks}: expected a divisor of embed_dim={config.embed_dim} and of kdim={config.kdim}"
             )
-        self.query_size = dims.kdim
-        self.state_sizes = {"key": dims.kdim, "value": dims.value_dim}
-        self.state_groups = {"key": 1, "value": dims.num_heads}
+        self.query_size = config.kdim
+        self.state_sizes = {"key": config.kdim, "value": config.value_dim}
+        self.state_groups = {"key": 1, "value": config.num_heads}
 
     def score_rank(self, *, mixed: bool) -> int:
-        return self.dims.kdim
+        return self.config.kdim
 
     def build_projections(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | None]:
-        dims = self.dims
-        return {"k_proj": None, "v_proj": linear(dims.vdim, dims.num_heads * dims.value_dim), "q_proj": None}
+        config = self.config
+        return {"k_proj": None, "v_proj": linear(config.vdim, config.num_heads * config.value_dim), "q_proj": None}
 
     def build_extra_parameters(self) -> dict[str, nn.Module | nn.Parameter]:
-        dims, blocks = self.dims, self.blocks
-        inputs, rows = dims.embed_dim // blocks, dims.num_heads * dims.kdim // blocks
+        config, blocks = self.config, self.blocks
+        inputs, rows = config.embed_dim // blocks, config.num_heads * config.kdim // blocks
         return {
             "query_first": nn.Parameter(torch.empty(blocks, inputs, rows)),
             "query_second": nn.Parameter(torch.empty(rows, blocks, blocks)),
-            "query_scale": nn.Parameter(torch.empty(dims.kdim)),
+            "query_scale": nn.Parameter(torch.empty(config.kdim)),
         }
 
     @torch.no_grad()
@@ -74,20 +74,20 @@ class StructuredScores(Projection):
         nn.init.ones_(layer.query_scale)
 
     def project_query(self, layer: Layer, query: Tensor) -> Tensor:
-        dims, blocks = self.dims, self.blocks
+        config, blocks = self.config, self.blocks
         weights = (layer.query_first, layer.query_second, layer.query_scale)
         first, second, scale = (weight.to(query.dtype) for weight in weights)
         inputs = query.unflatten(-1, (blocks, -1)).flatten(0, 1).transpose(0, 1)  # [c, T·B, d/c]
         inner = torch.bmm(inputs, first).permute(2, 0, 1)  # [h·kdim/c, c, T·B]
-        outer = torch.bmm(second, inner).unflatten(0, (dims.num_heads, -1))  # [h, kdim/c, c, T·B]
+        outer = torch.bmm(second, inner).unflatten(0, (config.num_heads, -1))  # [h, kdim/c, c, T·B]
         mapped = outer.permute(3, 0, 2, 1).flatten(2).unflatten(0, query.shape[:2])  # [T, B, h, kdim]
-        scaled = _normalised(mapped) * (scale * math.sqrt(dims.head_dim / dims.kdim))  # scores are divided by √d_k
+        scaled = _normalised(mapped) * (scale * math.sqrt(config.head_dim / config.kdim))  # scores are divided by √d_k
         return scaled.permute(1, 2, 0, 3)
 
     def project_key_value(self, layer: Layer, key: Tensor, value: Tensor) -> KeyValueStates:
         return {
-            "key": split_heads(_normalised(key), self.dims.kdim),
-            "value": split_heads(layer.v_proj(value), self.dims.value_dim),
+            "key": split_heads(_normalised(key), self.config.kdim),
+            "value": split_heads(layer.v_proj(value), self.config.value_dim),
         }
 
 

@@ -35,12 +35,12 @@ class Synthesizer(ScoreFunction):
 
     def __init__(self, projection: Projection) -> None:
         super().__init__(projection)
-        if projection.dims.cross:
+        if projection.config.encoder_decoder_attention:
             raise ValueError(
                 f"score {self.name!r} scores positions of one sentence, and cross attention has two. Use it for "
                 "self-attention only (--attention-sites encoder,decoder)."
             )
-        if projection.dims.has_appended_keys:
+        if projection.config.has_appended_keys:
             raise ValueError(
                 f"score {self.name!r} does not work with add_bias_kv or add_zero_attn: an appended key has no position. "
                 "Remove them."
@@ -49,7 +49,7 @@ class Synthesizer(ScoreFunction):
             raise ValueError(
                 f"projection {projection.name!r} needs keys, and score {self.name!r} has none. Use projection 'independent'."
             )
-        positions = projection.dims.max_positions
+        positions = projection.config.max_positions
         if positions is None:
             raise ValueError(
                 f"score {self.name!r} learns parameters for every position. Pass the greatest length: max_positions=N."
@@ -57,7 +57,7 @@ class Synthesizer(ScoreFunction):
         if not isinstance(positions, Integral) or isinstance(positions, bool) or positions < 1:
             raise ValueError(f"max_positions={positions!r}: expected a positive integer")
         self.max_positions: int = positions
-        self.state_sizes = {"value": projection.dims.value_dim}
+        self.state_sizes = {"value": projection.config.value_dim}
 
     @property
     def state_config(self) -> dict[str, int]:
@@ -130,10 +130,10 @@ class DenseScores(Synthesizer):
         self, projection: Projection, synthesizer_heads: int | None = None, unused_key_projection: bool = False
     ) -> None:
         super().__init__(projection)
-        self.synthesizer_heads = synthesizer_heads or projection.dims.num_heads
-        if projection.dims.num_heads % self.synthesizer_heads:
+        self.synthesizer_heads = synthesizer_heads or projection.config.num_heads
+        if projection.config.num_heads % self.synthesizer_heads:
             raise ValueError(
-                f"synthesizer_heads={self.synthesizer_heads}: expected a divisor of num_heads={projection.dims.num_heads}"
+                f"synthesizer_heads={self.synthesizer_heads}: expected a divisor of num_heads={projection.config.num_heads}"
             )
         self.unused_key_projection = unused_key_projection
         self.unused_modules = ("k_proj",) if unused_key_projection else ()
@@ -144,11 +144,11 @@ class DenseScores(Synthesizer):
 
     def rank(self, *, mixed: bool) -> int:
         """Return the greatest rank of a head's scores. Features are no linear map of inputs, so the width does not bound them."""
-        return (self.key_heads if mixed else 1) * self.projection.dims.head_dim
+        return (self.key_heads if mixed else 1) * self.projection.config.head_dim
 
     @property
     def num_parameters(self) -> int:
-        return self.synthesizer_heads * self.projection.dims.head_dim * self.max_positions
+        return self.synthesizer_heads * self.projection.config.head_dim * self.max_positions
 
     @property
     def state_config(self) -> dict[str, int]:
@@ -160,7 +160,7 @@ class DenseScores(Synthesizer):
         return super().build_projections(linear)
 
     def build_extra_parameters(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | nn.Parameter]:
-        return {"synthesizer": linear(self.projection.dims.head_dim, self.synthesizer_heads * self.max_positions)}
+        return {"synthesizer": linear(self.projection.config.head_dim, self.synthesizer_heads * self.max_positions)}
 
     def reset_parameters(self, layer: Layer) -> None:
         synthesizer = layer.synthesizer
@@ -177,10 +177,10 @@ class DenseScores(Synthesizer):
     def scores(self, layer: Layer, q: Tensor, values: Tensor, positions: Tensor | None, training: bool) -> DotProduct:
         keys, synthesizer = values.size(2), layer.synthesizer
         if training:  # an empty call runs the hooks of the module, such as quantisation noise
-            synthesizer(synthesizer.weight.new_empty(0, self.projection.dims.head_dim))
+            synthesizer(synthesizer.weight.new_empty(0, self.projection.config.head_dim))
         weight, bias = synthesizer.weight, synthesizer.bias
         if type(synthesizer) is not nn.Linear or synthesizer._forward_hooks:  # an adapter, or a quantised layer
-            weight, bias = linear_map(synthesizer, self.projection.dims.head_dim, q)
+            weight, bias = linear_map(synthesizer, self.projection.config.head_dim, q)
         if self.unused_key_projection:
             # Distributed training waits for the gradient of every parameter: these get zeros.
             weight = weight + sum(parameter[:0].sum() for parameter in layer.k_proj.parameters())
@@ -190,7 +190,7 @@ class DenseScores(Synthesizer):
             table = torch.cat((table, bias.view(self.synthesizer_heads, -1, 1).to(q.dtype)), dim=-1)
             q = torch.cat((q, q.new_ones(*q.shape[:3], 1)), dim=-1)
         if self.synthesizer_heads > 1:
-            q = q.expand(-1, self.projection.dims.num_heads, -1, -1)
+            q = q.expand(-1, self.projection.config.num_heads, -1, -1)
         if positions is None:
             columns = table[:, :keys].expand(len(values), -1, -1, -1)
         else:
@@ -209,17 +209,17 @@ class RandomScores(Synthesizer):
 
     @property
     def num_parameters(self) -> int:
-        return self.projection.dims.num_heads * self.max_positions**2
+        return self.projection.config.num_heads * self.max_positions**2
 
     def build_projections(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | None]:
         return {**super().build_projections(linear), "q_proj": None}
 
     def build_extra_parameters(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | nn.Parameter]:
-        return {"synthesizer": PairsOfPositions(self.projection.dims.num_heads, self.max_positions)}
+        return {"synthesizer": PairsOfPositions(self.projection.config.num_heads, self.max_positions)}
 
     def project_query(self, layer: Layer, query: Tensor) -> Tensor:
         queries, batch, _ = query.shape
-        return query.new_empty(batch, self.projection.dims.num_heads, queries, 0)
+        return query.new_empty(batch, self.projection.config.num_heads, queries, 0)
 
     def scores(
         self, layer: Layer, q: Tensor, values: Tensor, positions: Tensor | None, training: bool

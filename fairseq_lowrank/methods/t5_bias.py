@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_lowrank.methods.standard import CACHED, PARAMETERS
-from fairseq_lowrank.parts import DistanceBias, Method, Option, Paper, register
-from fairseq_lowrank.parts.projection import AttentionDims
+from fairseq_lowrank.parts import AttentionConfig, DistanceBias, Method, Option, Paper, register
 
 
 class BucketBias(DistanceBias):
@@ -37,9 +36,9 @@ class BucketBias(DistanceBias):
     )
 
     def __init__(
-        self, dims: AttentionDims, position_buckets: int = 32, max_distance: int = 128, bucket_sides: str = "both"
+        self, config: AttentionConfig, position_buckets: int = 32, max_distance: int = 128, bucket_sides: str = "both"
     ) -> None:
-        super().__init__(dims)
+        super().__init__(config)
         self.position_buckets, self.max_distance, self.bucket_sides = position_buckets, max_distance, bucket_sides
         self.of_side = position_buckets // 2 if bucket_sides == "both" else position_buckets
         if self.of_side < 2:

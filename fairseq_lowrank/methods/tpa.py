@@ -7,10 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from fairseq_lowrank.parts import Method, Paper, register
+from fairseq_lowrank.parts import AttentionConfig, Method, Paper, register
 from fairseq_lowrank.parts.part import Option
 from fairseq_lowrank.parts.projection import (
-    AttentionDims,
     AttentionInputs,
     KeyValueStates,
     Layer,
@@ -36,30 +35,30 @@ class TensorProduct(Projection):
         Option("query_rank", "number of products of queries (default 6)", letter="r_q"),
     )
 
-    def __init__(self, dims: AttentionDims, factor_rank: int | None = None, query_rank: int | None = None) -> None:
-        super().__init__(dims)
+    def __init__(self, config: AttentionConfig, factor_rank: int | None = None, query_rank: int | None = None) -> None:
+        super().__init__(config)
         self.factor_rank, self.query_rank = factor_rank or 2, query_rank or 6
         self.state_heads = 1
         self.state_sizes = {
-            "key_heads": self.factor_rank * dims.num_heads,
-            "key_features": self.factor_rank * dims.head_dim,
-            "value_heads": self.factor_rank * dims.num_heads,
-            "value_features": self.factor_rank * dims.value_dim,
+            "key_heads": self.factor_rank * config.num_heads,
+            "key_features": self.factor_rank * config.head_dim,
+            "value_heads": self.factor_rank * config.num_heads,
+            "value_features": self.factor_rank * config.value_dim,
         }
 
     @property
     def key_heads(self) -> int:
-        return self.dims.num_heads
+        return self.config.num_heads
 
     def build_projections(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | None]:
-        dims = self.dims
+        config = self.config
         return {
-            "k_heads_proj": linear(dims.kdim, self.factor_rank * dims.num_heads, bias=False),
-            "v_heads_proj": linear(dims.vdim, self.factor_rank * dims.num_heads, bias=False),
-            "q_heads_proj": linear(dims.embed_dim, self.query_rank * dims.num_heads, bias=False),
-            "k_proj": linear(dims.kdim, self.factor_rank * dims.head_dim, bias=False),
-            "v_proj": linear(dims.vdim, self.factor_rank * dims.value_dim, bias=False),
-            "q_proj": linear(dims.embed_dim, self.query_rank * dims.head_dim, bias=False),
+            "k_heads_proj": linear(config.kdim, self.factor_rank * config.num_heads, bias=False),
+            "v_heads_proj": linear(config.vdim, self.factor_rank * config.num_heads, bias=False),
+            "q_heads_proj": linear(config.embed_dim, self.query_rank * config.num_heads, bias=False),
+            "k_proj": linear(config.kdim, self.factor_rank * config.head_dim, bias=False),
+            "v_proj": linear(config.vdim, self.factor_rank * config.value_dim, bias=False),
+            "q_proj": linear(config.embed_dim, self.query_rank * config.head_dim, bias=False),
         }
 
     def project_query(self, layer: Layer, query: Tensor) -> Tensor:

@@ -7,9 +7,8 @@ from torch import Tensor, nn
 
 from fairseq_lowrank.methods.standard import CACHED, PARAMETERS
 from fairseq_lowrank.ops.activation import without_autocast
-from fairseq_lowrank.parts import Method, Paper, register
+from fairseq_lowrank.parts import AttentionConfig, Method, Paper, register
 from fairseq_lowrank.parts.head_output import HeadOutput
-from fairseq_lowrank.parts.projection import AttentionDims
 from fairseq_lowrank.parts.stages import Context
 
 
@@ -24,9 +23,9 @@ class Exclusive(HeadOutput):
     reads_inputs = False
     reads_own_value = True
 
-    def __init__(self, dims: AttentionDims) -> None:
-        super().__init__(dims)
-        self.weight = nn.Parameter(torch.zeros(dims.num_heads))
+    def __init__(self, config: AttentionConfig) -> None:
+        super().__init__(config)
+        self.weight = nn.Parameter(torch.zeros(config.num_heads))
 
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.weight)

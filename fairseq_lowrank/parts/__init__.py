@@ -1,12 +1,13 @@
 """What a part of a layer is, a base class for each axis, and the registry of methods. Imports torch and ``ops`` alone."""
 
+from fairseq_lowrank.parts.config import AttentionConfig
 from fairseq_lowrank.parts.distance_bias import DistanceBias
 from fairseq_lowrank.parts.head_map import HeadMap
 from fairseq_lowrank.parts.head_output import HeadOutput
 from fairseq_lowrank.parts.mixing import Mixing
 from fairseq_lowrank.parts.parameters import NoDecayModule, no_weight_decay
-from fairseq_lowrank.parts.part import Option, Part, Place
-from fairseq_lowrank.parts.projection import AttentionDims, Projection
+from fairseq_lowrank.parts.part import Option, Part
+from fairseq_lowrank.parts.projection import Projection
 from fairseq_lowrank.parts.registry import (
     AXES,
     CLASSES,
@@ -25,7 +26,9 @@ from fairseq_lowrank.parts.registry import (
     parts_of,
     register,
 )
+from fairseq_lowrank.parts.rotary import RotaryPositions, Rotation
 from fairseq_lowrank.parts.score import ScoreFunction
+from fairseq_lowrank.parts.spec import AttentionSpec
 from fairseq_lowrank.parts.stages import Context, LayerPart
 
 __all__ = [
@@ -37,7 +40,8 @@ __all__ = [
     "PLAIN",
     "PRESETS",
     "SLOTS",
-    "AttentionDims",
+    "AttentionConfig",
+    "AttentionSpec",
     "Axis",
     "Context",
     "DistanceBias",
@@ -52,8 +56,9 @@ __all__ = [
     "Option",
     "Paper",
     "Part",
-    "Place",
     "Projection",
+    "RotaryPositions",
+    "Rotation",
     "ScoreFunction",
     "evaluate",
     "no_weight_decay",

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from fairseq_lowrank.ops import AttentionCall
-from fairseq_lowrank.parts.projection import AttentionDims
 from fairseq_lowrank.parts.stages import Context, LayerPart
+
+if TYPE_CHECKING:
+    from fairseq_lowrank.parts.config import AttentionConfig
 
 
 class DistanceBias(LayerPart):
@@ -16,7 +20,7 @@ class DistanceBias(LayerPart):
     It fills the step ``call``. Memory grows with the number of distances, not with that of scores.
 
     Args:
-        dims: the sizes of the layer.
+        config: of the layer.
 
     Attributes:
         num_heads: H, the number of heads of scores.
@@ -25,9 +29,9 @@ class DistanceBias(LayerPart):
     reads_inputs = False
     reads_positions = True
 
-    def __init__(self, dims: AttentionDims) -> None:
+    def __init__(self, config: AttentionConfig) -> None:
         super().__init__()
-        self.num_heads = dims.num_heads * dims.queries_per_head
+        self.num_heads = config.num_heads * config.queries_per_head
 
     def call(self, call: AttentionCall, context: Context) -> AttentionCall:
         _, _, queries, keys = call.scores.shape

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from fairseq_lowrank.parts.parameters import assign
-from fairseq_lowrank.parts.projection import AttentionDims
 from fairseq_lowrank.parts.stages import LayerPart
+
+if TYPE_CHECKING:
+    from fairseq_lowrank.parts.config import AttentionConfig
 
 
 class HeadMap(LayerPart):
@@ -19,7 +21,7 @@ class HeadMap(LayerPart):
     changes_queries: ClassVar[bool] = True
     """True if it works with separate queries and keys of each head only."""
 
-    def __init__(self, dims: AttentionDims) -> None:
+    def __init__(self, config: AttentionConfig) -> None:
         super().__init__()
 
     def reset_parameters(self) -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from fairseq_lowrank.parts.projection import AttentionDims
 from fairseq_lowrank.parts.stages import LayerPart
+
+if TYPE_CHECKING:
+    from fairseq_lowrank.parts.config import AttentionConfig
 
 
 class HeadOutput(LayerPart):
     """A value of the output axis. It fills the steps ``heads`` and ``weights``.
 
     Args:
-        dims: the sizes of the layer.
+        config: of the layer.
     """
 
     heads_per_output: ClassVar[int] = 1
@@ -25,6 +27,6 @@ class HeadOutput(LayerPart):
         """Return how many heads of keys make one output, with these options of the part."""
         return 1
 
-    def __init__(self, dims: AttentionDims) -> None:
+    def __init__(self, config: AttentionConfig) -> None:
         super().__init__()
-        self.dims = dims
+        self.config = config

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from fairseq_lowrank.ops import AttentionCall, HeadMixing, StaticMixing
 from fairseq_lowrank.parts.parameters import assign
 from fairseq_lowrank.parts.plain import Inexact, scale_queries
-from fairseq_lowrank.parts.projection import AttentionDims
 from fairseq_lowrank.parts.stages import Context, LayerPart
+
+if TYPE_CHECKING:
+    from fairseq_lowrank.parts.config import AttentionConfig
 
 
 class Mixing(LayerPart):
@@ -20,7 +22,7 @@ class Mixing(LayerPart):
     It fills the step ``call``: the axis decides if it mixes scores or probabilities.
 
     Args:
-        dims: the sizes of the layer.
+        config: of the layer.
         query_size: D, the size of a head's own queries.
 
     Attributes:
@@ -38,10 +40,10 @@ class Mixing(LayerPart):
     """The class of the operation, which is built from M."""
     field = "prob_mixing"
 
-    def __init__(self, dims: AttentionDims, query_size: int) -> None:
+    def __init__(self, config: AttentionConfig, query_size: int) -> None:
         super().__init__()
-        self.num_heads = dims.num_heads
-        weight = self.initial_weight(dims.num_heads)
+        self.num_heads = config.num_heads
+        weight = self.initial_weight(config.num_heads)
         if self.learns:
             self.weight = nn.Parameter(weight)
         else:

@@ -6,7 +6,10 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from fairseq_lowrank.parts.config import AttentionConfig
 
 Value = int | float | str | bool | None
 """The value of an axis or of an option; ``None`` if none is given."""
@@ -106,26 +109,10 @@ class Option:
         check_value(f"option {self.name!r}: default", self.type, self.default)
 
 
-class Place(NamedTuple):
-    """What decides whether a part works in a layer.
-
-    Args:
-        self_attention: query, key and value are the same tensor.
-        has_appended_keys: the layer appends keys that have no position.
-        qk_norm: the layer divides queries and keys by their root mean square.
-        rotary: the layer turns queries and keys by their positions.
-    """
-
-    self_attention: bool = False
-    has_appended_keys: bool = False
-    qk_norm: bool = False
-    rotary: bool = False
-
-
 class Part:
     """A value of one axis.
 
-    A part takes the sizes of the layer and its options by name. It keeps the value that it uses of each option as an attribute of the
+    A part takes the configuration of the layer, and its options by name. It keeps the value that it uses of each option as an attribute of the
     same name.
     """
 
@@ -140,7 +127,7 @@ class Part:
     is what heads compare their queries with, and nothing else."""
 
     @classmethod
-    def check_place(cls, axis: str, place: Place) -> None:
+    def check_place(cls, axis: str, config: AttentionConfig) -> None:
         """Check that the part, a value of ``axis``, works in such a layer.
 
         Raises:
@@ -149,7 +136,7 @@ class Part:
         if cls.keys_reason is None:
             return
         for name in ("qk_norm", "rotary"):
-            if getattr(place, name):
+            if getattr(config, name):
                 raise ValueError(
                     f"{name} with {axis} {cls.name!r}: {cls.keys_reason}. Choose another {axis}, or remove {name}."
                 )

@@ -53,8 +53,8 @@ def own_weights(projection: Any, copies: int = 1) -> Weights:
 
 def grouped_weights(layer: Any) -> Plain:
     """Return queries, keys and values of every head, copied where heads share them."""
-    dims = layer.projection.dims
-    size = {"q_proj": dims.head_dim, "k_proj": dims.head_dim, "v_proj": dims.value_dim}
+    config = layer.config
+    size = {"q_proj": config.head_dim, "k_proj": config.head_dim, "v_proj": config.value_dim}
 
     def expand(name: str) -> Weights:
         weight, bias = own_weights(getattr(layer, name))

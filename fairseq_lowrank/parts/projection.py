@@ -3,51 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fairseq_lowrank.ops import AttentionCall
-from fairseq_lowrank.parts.part import Part, Place
+from fairseq_lowrank.parts.part import Part
 from fairseq_lowrank.parts.plain import NotPlain, Plain
+
+if TYPE_CHECKING:
+    from fairseq_lowrank.parts.config import AttentionConfig
 
 KeyValueStates = dict[str, Tensor]
 """Tensors ``[B, G, S, D]`` by name, from which keys and values are made: everything that a decoding step caches."""
 
 Layer = Any
 """The layer of a projection. It has what the projection and the score function built, under fairseq's names."""
-
-
-class AttentionDims(NamedTuple):
-    """The sizes of a layer, and its place in a model.
-
-    Args:
-        zero_key: the layer appends a key of zeros.
-        queries_per_head: heads of queries that make the output of one head.
-        keys_per_head: heads of keys that make the output of one head.
-        cross: keys and values come from an encoder.
-        has_appended_keys: the layer appends keys that have no position.
-        max_positions: the greatest length of a sentence, if it is known.
-        qk_norm: the layer normalises the queries and keys of heads.
-        depth: the number of the layer in its encoder or decoder, from 1.
-    """
-
-    embed_dim: int
-    num_heads: int
-    head_dim: int
-    value_dim: int
-    kdim: int
-    vdim: int
-    key_value_heads: int | None = None
-    zero_key: bool = False
-    queries_per_head: int = 1
-    keys_per_head: int = 1
-    cross: bool = False
-    has_appended_keys: bool = False
-    max_positions: int | None = None
-    qk_norm: bool = False
-    depth: int = 1
 
 
 class AttentionInputs(NamedTuple):
@@ -69,9 +41,10 @@ class Projection(Part):
     replicas replace modules and parameters.
 
     Args:
-        dims: the sizes of the layer.
+        config: of the layer.
 
     Attributes:
+        config: of the layer. A projection may complete it, as one does that turns features by their positions.
         query_heads: heads of queries: h, or 1 for all heads.
         state_heads: G, heads of the cached tensors.
         query_size: size of a head's own queries, which mixing reads.
@@ -103,32 +76,33 @@ class Projection(Part):
     groups: ClassVar[tuple[int, ...] | None] = None
     """The numbers of key and value heads that may be requested; ``None`` means any divisor of the heads."""
 
-    def __init__(self, dims: AttentionDims) -> None:
-        self.dims = dims
-        self.query_heads = dims.num_heads * dims.queries_per_head
-        self.state_heads = dims.key_value_heads or dims.num_heads
-        if self.groups is not None and dims.key_value_heads not in (None, *self.groups):
+    def __init__(self, config: AttentionConfig) -> None:
+        self.config = config
+        self.query_heads = config.num_heads * config.queries_per_head
+        self.state_heads = config.key_value_heads
+        requested = config.spec.key_value_heads
+        if self.groups is not None and requested not in (None, *self.groups):
             expected = " or ".join(["none", *map(str, self.groups)])
-            raise ValueError(f"key_value_heads={dims.key_value_heads}: projection {self.name!r} expects {expected}")
-        self.state_sizes = {"key": dims.head_dim, "value": dims.value_dim}
+            raise ValueError(f"key_value_heads={requested}: projection {self.name!r} expects {expected}")
+        self.state_sizes = {"key": config.head_dim, "value": config.value_dim}
         self.state_groups: dict[str, int] = {}
-        if dims.keys_per_head > 1:
-            if dims.has_appended_keys or self.state_heads != dims.num_heads:
+        if config.keys_per_head > 1:
+            if config.has_appended_keys or self.state_heads != config.num_heads:
                 raise ValueError(
-                    f"{dims.keys_per_head} keys for each head: they work with a value for each head and without appended keys. Remove "
+                    f"{config.keys_per_head} keys for each head: they work with a value for each head and without appended keys. Remove "
                     "key_value_heads, add_bias_kv and add_zero_attn."
                 )
-            self.state_groups["key"] = dims.keys_per_head * dims.num_heads
-        self.query_size = self.score_size = self.rotary_size = dims.head_dim
+            self.state_groups["key"] = config.keys_per_head * config.num_heads
+        self.query_size = self.score_size = self.rotary_size = config.head_dim
         self.rotary_state = "key"
 
     @classmethod
-    def check_place(cls, axis: str, place: Place) -> None:
-        if place.has_appended_keys and not cls.composes:
+    def check_place(cls, axis: str, config: AttentionConfig) -> None:
+        if config.has_appended_keys and not cls.composes:
             raise ValueError(
                 f"{axis} {cls.name!r} does not work with add_bias_kv or add_zero_attn. Remove them, or choose another {axis}."
             )
-        super().check_place(axis, place)
+        super().check_place(axis, config)
 
     @property
     def key_heads(self) -> int:
@@ -141,7 +115,7 @@ class Projection(Part):
         Args:
             mixed: the scores of all heads are mixed.
         """
-        return (self.key_heads if mixed else 1) * self.state_sizes.get("key", self.dims.head_dim)
+        return (self.key_heads if mixed else 1) * self.state_sizes.get("key", self.config.head_dim)
 
     def build_projections(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | None]:
         """Build ``k_proj``, ``v_proj`` and ``q_proj`` in fairseq's order, so that the same seed draws the same weights.
@@ -149,11 +123,11 @@ class Projection(Part):
         Args:
             linear: builds a projection from ``(inputs, outputs)``.
         """
-        dims = self.dims
+        config = self.config
         return {
-            "k_proj": linear(dims.kdim, self.key_heads * dims.head_dim),
-            "v_proj": linear(dims.vdim, self.state_heads * dims.value_dim),
-            "q_proj": linear(dims.embed_dim, self.query_heads * dims.head_dim),
+            "k_proj": linear(config.kdim, self.key_heads * config.head_dim),
+            "v_proj": linear(config.vdim, self.state_heads * config.value_dim),
+            "q_proj": linear(config.embed_dim, self.query_heads * config.head_dim),
         }
 
     def build_extra_parameters(self) -> dict[str, nn.Module | nn.Parameter]:
@@ -171,7 +145,7 @@ class Projection(Part):
 
         ``[T, B, embed_dim]`` becomes ``[B, H, T, head_dim]``, or one head for all.
         """
-        return split_heads(layer._modules["q_proj"](query), self.dims.head_dim)
+        return split_heads(layer._modules["q_proj"](query), self.config.head_dim)
 
     def project_key_value(self, layer: Layer, key: Tensor, value: Tensor) -> KeyValueStates:
         """Return the tensors to cache for ``key [S, B, kdim]`` and ``value [S, B, vdim]``.
@@ -179,11 +153,11 @@ class Projection(Part):
         Raises:
             ValueError: a value that does not fit the key.
         """
-        dims = self.dims
+        config = self.config
         children = layer._modules  # nn.Module finds an attribute there only after a slow search elsewhere
         return {
-            "key": split_heads(children["k_proj"](key), dims.head_dim),
-            "value": split_heads(children["v_proj"](value), dims.value_dim),
+            "key": split_heads(children["k_proj"](key), config.head_dim),
+            "value": split_heads(children["v_proj"](value), config.value_dim),
         }
 
     def attention_inputs(
@@ -224,7 +198,7 @@ class Projection(Part):
         return self.state_sizes.keys() == {"key", "value"} and self.state_groups.get("value", self.state_heads) == 1
 
     @classmethod
-    def full_size(cls, dims: AttentionDims) -> int:
+    def full_size(cls, config: AttentionConfig) -> int:
         """Return the least size of :attr:`factor` at which plain attention loses nothing."""
         raise NotImplementedError
 
@@ -239,7 +213,7 @@ class Projection(Part):
     def expand_values(self, layer: Layer, states: KeyValueStates) -> Tensor:
         """Return the values that each head averages, ``[B, H, S, value_dim]``."""
         values = states["value"]
-        return values.repeat_interleave(self.dims.num_heads // values.size(1), dim=1)
+        return values.repeat_interleave(self.config.num_heads // values.size(1), dim=1)
 
 
 def split_heads(projected: Tensor, size: int) -> Tensor:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor, nn
 
 from fairseq_lowrank.ops import AttentionMask, DotProduct, Scores
-from fairseq_lowrank.parts.part import Part, Place
+from fairseq_lowrank.parts.part import Part
 from fairseq_lowrank.parts.projection import KeyValueStates, Layer, Projection
+
+if TYPE_CHECKING:
+    from fairseq_lowrank.parts.config import AttentionConfig
 
 
 class ScoreFunction(Part):
@@ -45,9 +48,9 @@ class ScoreFunction(Part):
         self.scale = projection.score_size**-0.5
 
     @classmethod
-    def check_place(cls, axis: str, place: Place) -> None:
-        super().check_place(axis, place)
-        if place.rotary and cls.positions_reason is not None:
+    def check_place(cls, axis: str, config: AttentionConfig) -> None:
+        super().check_place(axis, config)
+        if config.rotary and cls.positions_reason is not None:
             raise ValueError(f"rotary with {axis} {cls.name!r}: {cls.positions_reason}. Use {axis} 'dot-product'.")
 
     @property
@@ -61,7 +64,7 @@ class ScoreFunction(Part):
         Args:
             mixed: the scores of all heads are mixed.
         """
-        return min(self.projection.dims.embed_dim, self.projection.score_rank(mixed=mixed))
+        return min(self.projection.config.embed_dim, self.projection.score_rank(mixed=mixed))
 
     @property
     def num_parameters(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +12,12 @@ from torch import Tensor, nn
 from fairseq_lowrank.ops import AttentionCall
 from fairseq_lowrank.ops.activation import at_least_float32
 from fairseq_lowrank.parts.parameters import NoDecayModule
-from fairseq_lowrank.parts.part import Part, Place
+from fairseq_lowrank.parts.part import Part
 from fairseq_lowrank.parts.plain import Inexact
 from fairseq_lowrank.parts.projection import KeyValueStates
+
+if TYPE_CHECKING:
+    from fairseq_lowrank.parts.config import AttentionConfig
 
 STEPS = ("queries", "states", "call", "heads", "weights")
 """The methods of :class:`LayerPart` that are steps of the forward pass, in its order."""
@@ -100,9 +103,9 @@ class LayerPart(NoDecayModule, Part):
         return cls.reads_own_value or cls.reads_positions
 
     @classmethod
-    def check_place(cls, axis: str, place: Place) -> None:
-        super().check_place(axis, place)
-        if cls.needs_self_attention() and (not place.self_attention or place.has_appended_keys):
+    def check_place(cls, axis: str, config: AttentionConfig) -> None:
+        super().check_place(axis, config)
+        if cls.needs_self_attention() and (not config.self_attention or config.has_appended_keys):
             what = (
                 "the value at each query's own position" if cls.reads_own_value else "the distances of queries and keys"
             )

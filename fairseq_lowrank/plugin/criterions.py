@@ -31,12 +31,12 @@ from fairseq.logging import metrics
 from fairseq.models import ARCH_MODEL_REGISTRY
 from torch import Tensor, nn
 
-from fairseq_lowrank.attention import AttentionSpec, MultiheadAttention
+from fairseq_lowrank.attention import AttentionConfig, AttentionSpec, MultiheadAttention
 from fairseq_lowrank.attention.layer import RegularizerInput
 from fairseq_lowrank.messages import UserError, flag_name
 from fairseq_lowrank.ops.activation import at_least_float32
 from fairseq_lowrank.ops.penalties import head_overlap, mixing_orthogonality
-from fairseq_lowrank.parts import AXES, MODULE_AXES, PARTS, AttentionDims, LayerPart, Mixing, parts_of
+from fairseq_lowrank.parts import AXES, MODULE_AXES, PARTS, LayerPart, Mixing, parts_of
 from fairseq_lowrank.parts.stages import declared
 from fairseq_lowrank.plugin.attention import chosen_options
 
@@ -100,9 +100,9 @@ def _refuse_without_mixing(weights: Mapping[str, float]) -> NoReturn:
 
 def _parts(spec: AttentionSpec) -> dict[str, LayerPart]:
     """Return the parts of a layer with these choices, without memory."""
-    sizes = AttentionDims(embed_dim=2, num_heads=1, head_dim=2, value_dim=2, kdim=2, vdim=2)
+    config = AttentionConfig(spec, embed_dim=2, num_heads=1)
     with torch.device("meta"):
-        return {axis: part for axis in MODULE_AXES if (part := spec.build(axis, sizes)) is not None}
+        return {axis: part for axis in MODULE_AXES if (part := config.build(axis)) is not None}
 
 
 def _require_probabilities(parts: Mapping[str, LayerPart]) -> None:

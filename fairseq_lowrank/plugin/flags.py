@@ -27,8 +27,6 @@ from fairseq_lowrank.parts import MODULE_AXES, PARTS, PLAIN, SLOTS, Axis, parts_
 from fairseq_lowrank.plugin.layer import FairseqAttention
 
 SITES = ("encoder", "decoder", "cross")
-LARGEST_HEAD = 65536
-"""The largest ``--head-dim`` and ``--value-dim``: a typo ends in a message, not in a huge allocation."""
 
 
 # The table itself, not a copy: a plugin may add values to it later.
@@ -268,9 +266,6 @@ class AttentionOptions:
         scale = float(flags.get("mixing_lr_scale", 1.0))
         if not 0 <= scale < math.inf:
             raise UserError(f"--mixing-lr-scale {scale:g}: expected a number >= 0.")
-        for flag in ("head_dim", "value_dim"):
-            if flags.get(flag, 0) > LARGEST_HEAD:
-                raise UserError(f"--{flag.replace('_', '-')} {flags[flag]}: expected 1 to {LARGEST_HEAD}.")
         # fairseq's wav2vec2 has a --latent-dim too, and its 0 means none
         given = {flag for flag in flags if (flag, flags[flag]) != ("latent_dim", 0)}
         axes = {name: flags[axis.flag] for name, axis in AXES.items() if axis.flag in given}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from fairseq_lowrank.attention import AXES, AttentionSpec
-from fairseq_lowrank.parts.projection import Projection
+from fairseq_lowrank.attention import AXES, AttentionConfig, AttentionSpec, MultiheadAttention
 from fairseq_lowrank.parts.score import ScoreFunction
 
 
@@ -14,22 +14,25 @@ def spec_of(module: Any) -> AttentionSpec:
     return getattr(module, "spec", None) or AttentionSpec()
 
 
-def projection_of(module: Any, spec: AttentionSpec | None = None) -> Projection:
-    """Return the projection of an attention layer, or that which it would have with another `spec`."""
-    spec = spec or spec_of(module)
-    longest = getattr(getattr(module, "config", None), "max_positions", None)
-    return spec.projection_of(module.embed_dim, module.num_heads, module.kdim, module.vdim, max_positions=longest)
+def config_of(module: Any, spec: AttentionSpec | None = None) -> AttentionConfig:
+    """Return the configuration of an attention layer, or that which it would have with another `spec`."""
+    if isinstance(module, MultiheadAttention):
+        return module.config if spec is None else replace(module.config, spec=spec)
+    return AttentionConfig(
+        spec or AttentionSpec(), module.embed_dim, module.num_heads, kdim=module.kdim, vdim=module.vdim
+    )
 
 
 def score_of(module: Any, spec: AttentionSpec | None = None) -> ScoreFunction:
     """Return the score function of an attention layer, or that which it would have with another `spec`."""
-    return (spec or spec_of(module)).score_of(projection_of(module, spec))
+    config = config_of(module, spec)
+    return config.build_score(config.build_projection())
 
 
 def axes_of(module: Any, spec: AttentionSpec | None = None) -> dict[str, Any]:
     """Return an attention layer's choice or size on every axis, or that which it would have with another `spec`."""
-    spec = spec or spec_of(module)
-    projection = projection_of(module, spec)
-    sizes = projection.dims._asdict() | {"key_value_heads": projection.state_heads}
+    config = config_of(module, spec)
+    projection = config.build_projection()
+    sizes = {"head_dim": config.head_dim, "value_dim": config.value_dim, "key_value_heads": projection.state_heads}
     sizes |= {option.name: getattr(projection, option.name) for option in projection.options}
-    return {"num_heads": module.num_heads} | {name: sizes.get(name, getattr(spec, name)) for name in AXES}
+    return {"num_heads": module.num_heads} | {name: sizes.get(name, getattr(config.spec, name)) for name in AXES}

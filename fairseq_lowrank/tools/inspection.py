@@ -8,8 +8,8 @@ import re
 import torch
 from torch import Tensor
 
-from fairseq_lowrank.attention import AttentionSpec
-from fairseq_lowrank.parts import PARTS, AttentionDims
+from fairseq_lowrank.attention import AttentionConfig, AttentionSpec
+from fairseq_lowrank.parts import PARTS
 
 
 def mixing_measures(matrix: Tensor) -> dict[str, float]:
@@ -105,8 +105,7 @@ def _mixing_matrix(weight: Tensor, rule: str | None, axes: dict) -> tuple[Tensor
         return weight, "W"
     heads, part = len(weight), PARTS["mixing"][rule]
     options = {option.name: axes.get(option.name) for option in part.options}
-    dims = AttentionDims(embed_dim=heads, num_heads=heads, head_dim=1, value_dim=1, kdim=heads, vdim=heads)
-    mixing = AttentionSpec(mixing=rule, **options).build("mixing", dims).to(weight)
+    mixing = AttentionConfig(AttentionSpec(mixing=rule, **options), heads, heads).build("mixing").to(weight)
     mixing.weight.data.copy_(weight)
     with torch.no_grad():
         return mixing.operation(None).mixing_matrix(), "M"

@@ -85,11 +85,11 @@ def expanded(layer: MultiheadAttention, target: MultiheadAttention) -> tuple[Mul
     Raises:
         UserError: the outputs would change.
     """
-    spec, dims, loss = target.spec, target.projection.dims, ""
+    spec, config, loss = target.spec, target.config, ""
     factored = _choice(layer.spec, "projection") != _choice(spec, "projection")
     groups = layer.projection.state_heads if factored else target.projection.state_heads
-    if (dims.head_dim, dims.value_dim, groups) != _sizes(layer):
-        layer, loss = resized(layer, dims.head_dim, dims.value_dim, groups)
+    if (config.head_dim, config.value_dim, groups) != _sizes(layer):
+        layer, loss = resized(layer, config.head_dim, config.value_dim, groups)
     if factored:
         part = PARTS["projection"][spec.projection]
         if part.factor is None:
@@ -154,8 +154,8 @@ def _choice(spec: AttentionSpec, axis: str) -> dict[str, int | str | None]:
 
 
 def _sizes(layer: MultiheadAttention) -> tuple[int, int, int]:
-    dims = layer.projection.dims
-    return dims.head_dim, dims.value_dim, layer.projection.state_heads
+    config = layer.config
+    return config.head_dim, config.value_dim, layer.projection.state_heads
 
 
 @torch.no_grad()
@@ -238,7 +238,7 @@ def resized(layer: MultiheadAttention, head_dim: int, value_dim: int, groups: in
 
 def full_rank(layer: MultiheadAttention, projection: str) -> int:
     """Return the least size of a projection's factors at which plain attention loses nothing, apart from a norm."""
-    return PARTS["projection"][projection].full_size(layer.projection.dims)
+    return PARTS["projection"][projection].full_size(layer.config)
 
 
 @torch.no_grad()
@@ -253,7 +253,7 @@ def factorize(layer: MultiheadAttention, target: MultiheadAttention) -> Multihea
         UserError: the layer computes more than plain attention, or the head sizes differ.
     """
     plain = plain_attention(layer)
-    sizes = [(each.projection.dims.head_dim, each.projection.dims.value_dim) for each in (plain, target)]
+    sizes = [(each.config.head_dim, each.config.value_dim) for each in (plain, target)]
     if sizes[0] != sizes[1]:
         raise FlagError(
             "--head-dim", sizes[1][0], f"the checkpoint's heads have sizes {sizes[0]}", "Give the same sizes."

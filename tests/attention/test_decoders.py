@@ -68,7 +68,7 @@ def formula(layer, x, hidden):
     size, count = layer.head_dim, layer.num_heads
     q = normalised(heads_of(layer.q_proj, size), layer.q_norm).expand(-1, count, -1, -1)
     k = normalised(heads_of(layer.k_proj, size), layer.k_norm)
-    v = heads_of(layer.v_proj, layer.projection.dims.value_dim)
+    v = heads_of(layer.v_proj, layer.config.value_dim)
     turn = (lambda heads: turned(heads, layer.rotary.base)) if layer.rotary else (lambda heads: heads)
     k, v = (tensor.repeat_interleave(count // tensor.size(1), dim=1) for tensor in (turn(k), v))
     scores = turn(q) @ k.mT / size**0.5

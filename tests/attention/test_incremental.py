@@ -277,6 +277,14 @@ def test_nothing_is_saved_before_the_first_step(make):
     assert layer.reorder_incremental_state(state, torch.tensor([0])) == {}
 
 
+@pytest.mark.parametrize("state", [[], [{}], (), "state", torch.zeros(1)])
+def test_a_state_that_is_no_dictionary_is_refused(make, inputs, state):
+    layer, x = make(self_attention=True), inputs(1, 2, 12)
+    for use in (lambda: decode(layer, x, state), lambda: layer.reorder_incremental_state(state, torch.tensor([0, 1]))):
+        with pytest.raises(ValueError, match=f"incremental_state is a {type(state).__name__}: expected a dictionary"):
+            use()
+
+
 def test_copies_of_a_layer_keep_apart_what_they_save(make, inputs):
     layer, x, state = make(self_attention=True), inputs(3, 2, 12), {}
     twin = copy.deepcopy(layer)

@@ -86,6 +86,8 @@ def test_a_packed_layer_compiles_to_one_graph():
         ({"cu_seqlens": [0.0, 2.0]}, r"torch.float32: expected integers \[N \+ 1\]"),
         ({"ids": torch.zeros(2)}, r"torch.float32: expected integers \[S\]"),
         ({"ids": torch.zeros(2, 2, 2).long()}, r"ids of shape \[2, 2, 2\]"),
+        ({"ids": [[0, 1], [0]]}, r"ids=\[\[0, 1\], \[0\]\]: expected integers"),
+        ({"ids": "0011"}, "ids='0011': expected integers"),
     ],
 )
 def test_malformed_documents_are_refused(given, said):
@@ -93,11 +95,22 @@ def test_malformed_documents_are_refused(given, said):
         PackedDocuments(**given)
 
 
+def test_documents_may_be_given_as_lists():
+    x = torch.randn(1, 4, 8).double()
+    layer = layer_of()
+    listed, tensor = (
+        layer(x, x, x, attn_mask=PackedDocuments(ids=ids), need_weights=False)[0]
+        for ids in ([0, 0, 1, 1], torch.tensor([0, 0, 1, 1]))
+    )
+    assert torch.equal(listed, tensor)
+
+
 def test_documents_that_do_not_fit_the_call_are_refused():
     x = torch.randn(2, 6, 8).double()
     for mask in (PackedDocuments(cu_seqlens=[0, 2, 5]), PackedDocuments(ids=torch.zeros(3, 6).long())):
-        with pytest.raises(ValueError, match=r"mask\.documents of shape"):
-            layer_of()(x, x, x, attn_mask=mask)
+        for options in ({}, {"before_softmax": True}):
+            with pytest.raises(ValueError, match=r"mask\.documents of shape"):
+                layer_of()(x, x, x, attn_mask=mask, **options)
     cross = build_attention("mha", 8, 2, encoder_decoder_attention=True, batch_first=True).double()
     with pytest.raises(ValueError, match="documents in cross attention"):
         cross(x, x, x, attn_mask=PackedDocuments(cu_seqlens=[0, 6]))

@@ -21,22 +21,22 @@ class Latent(Projection):
 
     name = "own-latent"
 
-    def __init__(self, dims):
-        super().__init__(dims)
+    def __init__(self, config):
+        super().__init__(config)
         self.state_heads, self.state_sizes = 1, {"latent": RANK}
 
     def build_projections(self, linear):
-        dims = self.dims
+        config = self.config
         return {
-            "k_proj": linear(dims.kdim, RANK),
+            "k_proj": linear(config.kdim, RANK),
             "v_proj": None,
-            "q_proj": linear(dims.embed_dim, dims.num_heads * dims.head_dim),
+            "q_proj": linear(config.embed_dim, config.num_heads * config.head_dim),
         }
 
     def build_extra_parameters(self):
         return {
-            "key_up": nn.Parameter(torch.randn(self.dims.num_heads, RANK, self.dims.head_dim)),
-            "value_up": nn.Parameter(torch.randn(self.dims.num_heads, RANK, self.dims.value_dim)),
+            "key_up": nn.Parameter(torch.randn(self.config.num_heads, RANK, self.config.head_dim)),
+            "value_up": nn.Parameter(torch.randn(self.config.num_heads, RANK, self.config.value_dim)),
         }
 
     def project_key_value(self, layer, key, value):

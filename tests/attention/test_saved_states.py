@@ -168,8 +168,8 @@ class Switched(HeadOutput):
     name = "switched"
     options = (Option("switch", "a choice without tensors", default="off", choices=("off", "on")),)
 
-    def __init__(self, dims, switch="off"):
-        super().__init__(dims)
+    def __init__(self, config, switch="off"):
+        super().__init__(config)
         self.switch = switch
 
     def forward(self, heads, inputs, values):
@@ -205,8 +205,8 @@ class Powered(HeadOutput):
     name = "powered"
     options = (Option("power", "a number without tensors", default=1),)
 
-    def __init__(self, dims, power=1):
-        super().__init__(dims)
+    def __init__(self, config, power=1):
+        super().__init__(config)
         self.power = power
 
     def forward(self, heads, inputs, values):

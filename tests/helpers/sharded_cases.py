@@ -2,15 +2,17 @@
 
 import functools
 import json
+import os
 import sys
 import tempfile
 import traceback
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
+from unittest import mock
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -184,26 +186,55 @@ def reset(rank):
 SCORES = RESET[-2:]
 
 
-@case("accelerate")
-def accelerate(rank):
-    """Accelerate shards the layers of a model whose parts are sharded already. Its Trainer needs an accelerator."""
-    from accelerate.utils import FullyShardedDataParallelPlugin
-    from accelerate.utils.fsdp_utils import fsdp2_prepare_model
+@case("trainer")
+def trainer(rank):
+    """Trainer with FSDP2 of accelerate trains as one worker with the whole batch does, and saves what loads elsewhere."""
+    from accelerate.state import PartialState
+    from accelerate.utils import DistributedType
+    from transformers import Trainer, TrainingArguments
 
-    plugin = FullyShardedDataParallelPlugin(
-        fsdp_version=2, cpu_ram_efficient_loading=False, transformer_cls_names_to_wrap=["LlamaDecoderLayer"]
-    )
-    accelerator = SimpleNamespace(
-        state=SimpleNamespace(fsdp_plugin=plugin), mixed_precision="no", is_main_process=rank == 0, device="cpu"
-    )
-    batches = [torch.arange(24).view(4, 6)] * 2
-    one, sharded = (llama("gated", torch.bfloat16) for _ in range(2))
-    sharded = fsdp2_prepare_model(accelerator, shard_parts(sharded))
-    losses_of(sharded, [batch.chunk(2)[rank] for batch in batches])
-    losses_of(one, batches)
-    state = whole_state_dict(sharded)
+    options = {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"], "cpu_ram_efficient_loading": False}
+    folders = [tempfile.mkdtemp()]
+    dist.broadcast_object_list(folders)
+    workers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "localhost", "MASTER_PORT": 1}
+    with mock.patch.dict(os.environ, {name: str(value) for name, value in workers.items()}):
+        arguments = TrainingArguments(
+            folders[0],
+            use_cpu=True,
+            fsdp=True,
+            fsdp_config=options,
+            optim="sgd",
+            learning_rate=0.5,
+            lr_scheduler_type="constant",
+            max_grad_norm=0,
+            per_device_train_batch_size=2,
+            num_train_epochs=2,
+            save_strategy="epoch",
+            report_to=[],
+            disable_tqdm=True,
+        )
+        assert arguments.device.type == "cpu"
+        # accelerate shards on any device but a CPU, so it is told of another kind.
+        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_XPU
+        sharded = shard_parts(llama("mixhead-b", torch.float32))
+        tokens = torch.randint(0, 50, (4, 6), generator=torch.Generator().manual_seed(3))
+        data = [{"input_ids": row, "labels": row} for row in tokens]
+        trains = Trainer(sharded, arguments, train_dataset=data)
+        assert trains.is_fsdp_enabled
+        trains.train()
+    one = llama("mixhead-b", torch.float32)
+    optimizer = torch.optim.SGD(one.parameters(), lr=0.5)
+    for _ in range(2):
+        optimizer.zero_grad()
+        one(tokens, labels=tokens).loss.backward()
+        optimizer.step()
+    state = whole_state_dict(trains.model)
     for name, tensor in one.state_dict().items():
-        torch.testing.assert_close(state[name], tensor, **ROUNDED)
+        torch.testing.assert_close(state[name], tensor, **EXACT)
+    assert state["model.layers.0.self_attn.mixing.query_weight"].any()
+    saved = load_file(f"{folders[0]}/checkpoint-2/model.safetensors")
+    assert "model.layers.0.self_attn.mixing.query_weight" in saved
+    assert all(torch.equal(saved[name], state[name]) for name in saved)
 
 
 @case("order")

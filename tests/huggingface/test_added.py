@@ -184,9 +184,9 @@ class Projected(HeadOutput):
 
     name = "projected"
 
-    def __init__(self, dims):
-        super().__init__(dims)
-        self.map = torch.nn.Linear(dims.embed_dim, dims.num_heads)
+    def __init__(self, config):
+        super().__init__(config)
+        self.map = torch.nn.Linear(config.embed_dim, config.num_heads)
 
     def heads(self, heads, context):
         return heads * self.map(context.inputs).mT[..., None]

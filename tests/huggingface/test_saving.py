@@ -20,8 +20,8 @@ class Switched(HeadOutput):
     name = "switched"
     options = (Option("switch", "a choice without tensors", default="off", choices=("off", "on")),)
 
-    def __init__(self, dims, switch="off"):
-        super().__init__(dims)
+    def __init__(self, config, switch="off"):
+        super().__init__(config)
         self.switch = switch
 
     def forward(self, heads, inputs, values):

@@ -25,10 +25,10 @@ class MyNorm(HeadOutput):
     name = "my-norm"
     options = (Option("norm_power", "power of the rms (default: 1)", default=1),)
 
-    def __init__(self, dims, norm_power=1):
-        super().__init__(dims)
+    def __init__(self, config, norm_power=1):
+        super().__init__(config)
         self.norm_power = norm_power
-        self.weight = no_weight_decay(torch.ones(dims.num_heads))
+        self.weight = no_weight_decay(torch.ones(config.num_heads))
 
     def heads(self, heads, context):
         rms = heads.square().mean(-1, keepdim=True).add(1e-6).sqrt()

@@ -168,8 +168,8 @@ class Scaled(HeadOutput):
     name = "scaled"
     options = (Option("output_factor", "factor of the outputs (default: 1)", 1.0),)
 
-    def __init__(self, dims, output_factor=1.0):
-        super().__init__(dims)
+    def __init__(self, config, output_factor=1.0):
+        super().__init__(config)
         self.output_factor = output_factor
 
     def heads(self, heads, context):

@@ -48,8 +48,8 @@ def test_next_call_runs_the_part_that_replaced_another(way):
     plain.load_state_dict(layer.state_dict())
     x = torch.randn(5, 3, 8)
     layer(x, x, x)
-    WAYS[way](layer, EveryStep(layer.projection.dims))
-    plain.head_output = EveryStep(plain.projection.dims)
+    WAYS[way](layer, EveryStep(layer.config))
+    plain.head_output = EveryStep(plain.config)
     torch.testing.assert_close(layer(x, x, x)[0], plain(x, x, x)[0])
     del layer.mixing, plain.head_output
     assert torch.equal(layer(x, x, x)[0], plain(x, x, x)[0])
@@ -58,7 +58,7 @@ def test_next_call_runs_the_part_that_replaced_another(way):
 @pytest.mark.parametrize("axis", MODULE_AXES)
 def test_part_fills_every_step_on_any_axis(axis):
     layer = build_attention("mha", 8, 2, self_attention=True).double()
-    part = EveryStep(layer.projection.dims)
+    part = EveryStep(layer.config)
     setattr(layer, axis, part)
     x = torch.randn(5, 3, 8, dtype=torch.float64)
     q, k, v = (split_heads(getattr(layer, name)(x), 4) for name in ("q_proj", "k_proj", "v_proj"))
@@ -144,8 +144,8 @@ class Bias(HeadOutput):
 
     reads_positions = True
 
-    def __init__(self, dims):
-        super().__init__(dims)
+    def __init__(self, config):
+        super().__init__(config)
         self.state_sizes = {"mark": 1}
 
     def states(self, states, context):
@@ -159,7 +159,7 @@ class Bias(HeadOutput):
 
 def test_a_bias_of_positions_and_of_cached_numbers_decodes_what_it_trained():
     layer, x = build_attention("mha", 8, 2, self_attention=True).double().eval(), normal(5, 3, 8)
-    layer.head_output = Bias(layer.projection.dims)
+    layer.head_output = Bias(layer.config)
     full, _ = layer(x, x, x, attn_mask=CAUSAL, need_weights=False)
     plain, _ = build("mha")(x, x, x, attn_mask=CAUSAL, need_weights=False)
     assert (full - plain).abs().max() > 1e-3

@@ -44,6 +44,8 @@ def test_help_shows_every_flag(capsys):
         ("--encoder-attention-heads 3", "encoder attention: embed_dim=512 is not divisible by num_heads=3"),
         ("--decoder-attention-heads 3", "decoder attention: embed_dim=512 is not divisible by num_heads=3"),
         ("--head-dim 0", "head_dim=0: expected a positive integer"),
+        ("--head-dim 10000000", "head_dim=10000000, value_dim=10000000, kdim=512, vdim=512: a projection would hold"),
+        ("--value-dim 10000000", "value_dim=10000000, kdim=512, vdim=512: a projection would hold"),
         ("--attention el --encoder-embed-dim 256", "projection 'el' uses the hidden states as keys"),
         ("--attention el --head-dim 64", "projection 'el' cuts the hidden states into heads"),
         (

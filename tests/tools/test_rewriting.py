@@ -199,9 +199,9 @@ def test_a_fresh_part_is_left_out_again(name, number):
 class PluginGate(HeadOutput):
     name = "plugin-gate"
 
-    def __init__(self, dims):
-        super().__init__(dims)
-        self.weight = torch.nn.Parameter(torch.zeros(dims.num_heads, dims.embed_dim))
+    def __init__(self, config):
+        super().__init__(config)
+        self.weight = torch.nn.Parameter(torch.zeros(config.num_heads, config.embed_dim))
 
     def heads(self, heads, context):
         gates = torch.exp(context.inputs @ self.weight.T)

@@ -34,6 +34,7 @@ class PackedStates(IncrementalCache):
     """
 
     def __init__(self, sizes: dict[str, tuple[int, int]]) -> None:
+        super().__init__()
         self.sizes = sizes
 
     def get(self, state: Any) -> LayerCache | None:

@@ -124,7 +124,7 @@ def set_sizes(args: Namespace, given: Collection[str], layers: Collection[Multih
     Raises:
         UserError: layers need different head sizes, and there is one flag.
     """
-    sizes = {(layer.head_dim, layer.projection.dims.value_dim) for layer in layers}
+    sizes = {(layer.head_dim, layer.config.value_dim) for layer in layers}
     usual = all(layer.head_dim * layer.num_heads == layer.embed_dim for layer in layers)
     if len(sizes) > 1 and not usual:
         raise UserError(f"--head-dim: layers need different sizes {sorted(sizes)}. Keep the checkpoint as it is.")

@@ -19,8 +19,7 @@ from fairseq.models import FairseqEncoderModel
 from fairseq.models.nat import FairseqNATModel
 from torch import Tensor, nn
 
-from fairseq_lowrank.attention import AttentionSpec, MultiheadAttention
-from fairseq_lowrank.attention.config import AttentionConfig
+from fairseq_lowrank.attention import AttentionConfig, AttentionSpec, MultiheadAttention
 from fairseq_lowrank.files import first_folder
 from fairseq_lowrank.messages import FlagError, UserError
 from fairseq_lowrank.plugin.foreign import attention_by_site

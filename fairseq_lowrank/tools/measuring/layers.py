@@ -109,7 +109,7 @@ def layer_of(name: str, site: str, number: int, module: MultiheadAttention) -> L
     """Return what is known of a layer without data."""
     query, key = score_weights(module)
     output, heads = getattr(module.out_proj, "weight", None), module.num_heads
-    if isinstance(output, Tensor) and output.size(1) == heads * module.projection.dims.value_dim:
+    if isinstance(output, Tensor) and output.size(1) == heads * module.config.value_dim:
         output = output.detach().t().unflatten(0, (heads, -1))
     else:
         output = None

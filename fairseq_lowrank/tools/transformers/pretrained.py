@@ -140,8 +140,8 @@ def count(model: PreTrainedModel) -> dict:
     axes: dict[str, dict] = {}
     names = {module: name for name, module in model.named_modules()}
     for module, site, layer in attention_modules(model):
-        dims = head_sizes(module)
-        sizes = {name: getattr(dims, name) for name in ("num_heads", "head_dim", "key_value_heads")}
+        config = head_sizes(module)
+        sizes = {name: getattr(config, name) for name in ("num_heads", "head_dim", "key_value_heads")}
         axes[site] = axes.get(site, sizes) | {"layers": layer + 1}
         name = names[module]
         # BERT's output projection is in the module around the one that attends
@@ -174,9 +174,9 @@ def inspect(model: PreTrainedModel) -> list[dict]:
     layers = []
     for module, site, layer in attention_modules(model):
         if tensors := mixing_tensors(module):
-            dims = head_sizes(module)
+            sizes = head_sizes(module)
             place = {"name": names[module], "site": site, "layer": layer}
-            layers.append(_described(place, tensors, dims.num_heads, dims.head_dim, model.config.lowrank_attention))
+            layers.append(_described(place, tensors, sizes.num_heads, sizes.head_dim, model.config.lowrank_attention))
     return layers
 
 
@@ -279,11 +279,10 @@ def advise(model: PreTrainedModel, length: int) -> tuple[Heads, list[Finding]]:
 
 def layer_like(module: nn.Module) -> MultiheadAttention:
     """Return a layer of this package with the sizes and the parts of a module, without memory."""
-    dims = head_sizes(module)
-    width = dims.embed_dim or dims.num_heads * dims.head_dim
+    sizes = head_sizes(module)
     axes: dict[str, Any] = {axis: part.name for axis, part in parts_of(module).items()}
-    if dims.num_heads * dims.head_dim != width:
-        axes["head_dim"] = dims.head_dim
-    if dims.key_value_heads != dims.num_heads:
-        axes["key_value_heads"] = dims.key_value_heads
-    return build_attention(PLAIN, width, dims.num_heads, self_attention=True, device="meta", **axes)
+    if sizes.num_heads * sizes.head_dim != sizes.embed_dim:
+        axes["head_dim"] = sizes.head_dim
+    if sizes.key_value_heads != sizes.num_heads:
+        axes["key_value_heads"] = sizes.key_value_heads
+    return build_attention(PLAIN, sizes.embed_dim, sizes.num_heads, self_attention=True, device="meta", **axes)

@@ -188,9 +188,9 @@ class TransformersSubject(Subject):
 def _layers(model: PreTrainedModel) -> Iterator[Layer]:
     names = {module: name for name, module in model.named_modules()}
     for module, site, layer in attention_modules(model):
-        dims = head_sizes(module)
-        heads, size, mixed = dims.num_heads, dims.head_dim, "score_mixing" in parts_of(module)
-        query, key = (None, None) if mixed else projection_weights(module, heads, dims.key_value_heads, size)
+        sizes = head_sizes(module)
+        heads, size, mixed = sizes.num_heads, sizes.head_dim, "score_mixing" in parts_of(module)
+        query, key = (None, None) if mixed else projection_weights(module, heads, sizes.key_value_heads, size)
         yield Layer(
             names[module],
             site,

@@ -6,25 +6,9 @@ from collections.abc import Iterator
 from dataclasses import FrozenInstanceError
 from typing import Any
 
-import fairseq_lowrank.methods  # noqa: F401  registers the methods
 from fairseq_lowrank.messages import IMPORT_PLUGIN, did_you_mean
-from fairseq_lowrank.parts import (
-    AXES,
-    METHODS,
-    PARTS,
-    PRESETS,
-    SLOTS,
-    AttentionDims,
-    Mixing,
-    Place,
-    Projection,
-    ScoreFunction,
-)
-from fairseq_lowrank.parts.parameters import exempt_from_decay
-from fairseq_lowrank.parts.part import Value, check_size, check_value
-
-LARGEST_PROJECTION = 2**31
-"""The most numbers that the weight of one projection may hold (8 GiB in float32): more is a mistake in a size."""
+from fairseq_lowrank.parts.part import Value, check_value
+from fairseq_lowrank.parts.registry import AXES, METHODS, PARTS, PRESETS, SLOTS
 
 
 class AttentionSpec:
@@ -36,6 +20,19 @@ class AttentionSpec:
     Raises:
         ValueError: an unknown axis or value, or values that do not go together.
     """
+
+    head_dim: int | None
+    value_dim: int | None
+    key_value_heads: int | None
+    projection: str
+    score: str
+    score_mixing: str
+    activation: str
+    mixing: str
+    head_map: str
+    head_output: str
+    score_bias: str
+    attention_sinks: str
 
     def __init__(self, **choices: Value) -> None:
         if unknown := choices.keys() - AXES.keys():
@@ -175,24 +172,6 @@ class AttentionSpec:
             )
         return cls(**PRESETS[preset] | chosen)
 
-    def build(self, axis: str, dims: AttentionDims, query_size: int | None = None) -> Any:
-        """Return the module of an axis whose parts are modules, or ``None`` if there is none.
-
-        Args:
-            dims: the sizes of the layer.
-            query_size: size of a head's own queries, which mixing reads; by default the head size.
-        """
-        part = PARTS[axis][getattr(self, axis)]
-        if part is None:
-            return None
-        sizes = (dims.head_dim if query_size is None else query_size,) if issubclass(part, Mixing) else ()
-        built = part(dims, *sizes, **self.options_of(part))
-        for field in SLOTS[axis].fields:
-            built.field = field
-        for parameter in built.parameters():  # weight decay would pull it to 0, and not to the identity
-            exempt_from_decay(parameter)
-        return built
-
     @property
     def call_settings(self) -> dict[str, Any]:
         """The fields of ``AttentionCall`` that choices without tensors set, such as the activation."""
@@ -203,81 +182,3 @@ class AttentionSpec:
     def shift_invariant(self) -> bool:
         """True if the activation cancels what is added to every score of a row."""
         return PARTS["activation"][self.activation].shift_invariant
-
-    def check_place(self, place: Place) -> None:
-        """Check that every chosen part works in a layer.
-
-        Raises:
-            ValueError: one does not.
-        """
-        for axis, part in self.parts:
-            if SLOTS[axis].holds_tensors:
-                part.check_place(axis, place)
-
-    def projection_of(self, embed_dim: int, num_heads: int, kdim: int, vdim: int, **place: Any) -> Projection:
-        """Return the projection of a layer of these sizes.
-
-        Args:
-            place: further fields of :class:`~fairseq_lowrank.parts.AttentionDims`, such as ``zero_key``.
-
-        Raises:
-            ValueError: embed_dim is not divisible by num_heads and no head size is given, or the projection
-                cannot work with these sizes.
-        """
-        sizes = {
-            "embed_dim": embed_dim,
-            "num_heads": num_heads,
-            "kdim": kdim,
-            "vdim": vdim,
-            "depth": place.get("depth", 1),
-        }
-        for name, size in sizes.items():
-            check_size(name, size)
-        head_dim = self.head_dim
-        if head_dim is None:
-            if embed_dim % num_heads:
-                raise ValueError(
-                    f"embed_dim={embed_dim} is not divisible by num_heads={num_heads}: "
-                    "change one of them, or give a head size (--head-dim N, head_dim=N)"
-                )
-            head_dim = embed_dim // num_heads
-        value_dim = head_dim if self.value_dim is None else self.value_dim
-        if self.key_value_heads is not None and num_heads % self.key_value_heads:
-            raise ValueError(f"key_value_heads={self.key_value_heads}: expected a divisor of num_heads={num_heads}")
-        part = PARTS["projection"][self.projection]
-        options = self.options_of(part)
-        further = [size for size in options.values() if isinstance(size, int)]
-        numbers = num_heads * max(head_dim, value_dim, *further) * max(embed_dim, kdim, vdim, *further)
-        if numbers > LARGEST_PROJECTION:
-            raise ValueError(
-                f"embed_dim={embed_dim}, num_heads={num_heads}, head_dim={head_dim}, value_dim={value_dim}, kdim={kdim}, "
-                f"vdim={vdim}: a projection would hold {numbers:,} numbers; expected sizes that make at most {LARGEST_PROJECTION:,}"
-            )
-        dims = AttentionDims(
-            embed_dim=embed_dim,
-            num_heads=num_heads,
-            head_dim=head_dim,
-            value_dim=value_dim,
-            kdim=kdim,
-            vdim=vdim,
-            key_value_heads=self.key_value_heads,
-            queries_per_head=self.queries_per_head,
-            keys_per_head=self.keys_per_head,
-            **place,
-        )
-        return part(dims, **options)
-
-    def score_of(self, projection: Projection) -> ScoreFunction:
-        """Return the score function of a layer with this projection.
-
-        Raises:
-            ValueError: these scores cannot work in such a layer.
-        """
-        part = PARTS["score"][self.score]
-        score = part(projection, **self.options_of(part))
-        if score.num_parameters > LARGEST_PROJECTION:
-            raise ValueError(
-                f"max_positions={projection.dims.max_positions}: score {self.score!r} would hold {score.num_parameters:,} numbers; expected sizes "
-                f"that make at most {LARGEST_PROJECTION:,}"
-            )
-        return score
