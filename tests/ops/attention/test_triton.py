@@ -339,6 +339,7 @@ def held(device, monkeypatch):
     operation = importlib.import_module("fairseq_lowrank.ops.attention")
     preferred = operation._Preference(triton=(torch.bfloat16,))
     monkeypatch.setitem(operation._PREFERENCES, torch.device(device).type, preferred)
+    monkeypatch.setattr(operation.gpu_times, "kernels", lambda call: ["triton"])
     built = problem(device, prob_mixing="static", heads=8, dims=(32, 32))
     built = {name: narrowed(part, torch.bfloat16) for name, part in built.items()}
     assert triton.is_precompiled_config(call_of(**built))
