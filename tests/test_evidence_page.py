@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("scipy")
 
 from experiments.controlled import TASKS
-from experiments.evidence import confidence, data, gains, measure, pages, predictions, slowdown
+from experiments.evidence import confidence, data, leads, measure, pages, predictions, slowdown
 from experiments.evidence.lines import RESULTS, ROOT
 from fairseq_lowrank.tools.reporting.statistics import equivalence_p, student
 
@@ -79,7 +79,7 @@ def test_a_number_that_is_not_as_recorded_is_replaced(page, tmp_path, monkeypatc
 
 
 def test_outcomes_of_the_language_models_follow_from_their_rows():
-    bits = gains.losses("language-model", "test")
+    bits = leads.losses("language-model", "test")
 
     def by_seed(worse, better):
         return [bits[worse][seed] - bits[better][seed] for seed in sorted(bits[worse].keys() & bits[better].keys())]
@@ -118,9 +118,9 @@ def test_outcomes_of_the_language_models_follow_from_their_rows():
 
 
 def test_outcomes_of_head_maps_follow_from_their_rows():
-    bits, found = gains.losses("head-maps", "test"), outcomes("head-maps")
+    bits, found = leads.losses("head-maps", "test"), outcomes("head-maps")
 
-    def leads(row, other="mha"):
+    def ahead(row, other="mha"):
         others = bits[f"{row.partition('-')[0]}-{other}"]
         return [others[seed] - value for seed, value in bits[row].items()]
 
@@ -132,14 +132,14 @@ def test_outcomes_of_head_maps_follow_from_their_rows():
         "H5": ["h4-mha-values-x4", "h32-mha-values-x32"],
     }
     for name, names in rows.items():
-        means = [fmean(leads(row)) for row in names]
+        means = [fmean(ahead(row)) for row in names]
         assert re.findall(r"\d\.\d{3}", found[name]) == [f"{abs(mean):.3f}" for mean in means], name
         assert all(("ahead" if mean > 0 else "behind") in found[name] for mean in means), name
     costs = [bits["h32-mha"][seed] - bits["h4-mha"][seed] for seed in bits["h4-mha"]]
     assert re.findall(r"\d\.\d{3}", found["H6"]) == [f"{fmean(costs):.3f}"]
     (group,) = (group for group in predictions.groups() if group["experiment"] == "head-maps")
     (rule,) = re.findall(r"^\*\*Outcome:\*\* .*", group["remarks"], re.MULTILINE)
-    intervals = [student(leads("h32-headmix", other))[:2] for other in ("mha", "gain-x32", "mha-values-x32")]
+    intervals = [student(ahead("h32-headmix", other))[:2] for other in ("mha", "gain-x32", "mha-values-x32")]
     assert re.findall(r"\((.+?) … (.+?)\)", rule) == [(f"{low:.3f}", f"{high:.3f}") for low, high in intervals]
 
 
@@ -172,7 +172,7 @@ def test_every_measured_number_of_a_page_comes_from_the_data():
 
 def test_n_gram_models_are_those_of_the_page():
     (row,) = (row for row in table(DATA["language-model"], "order", "3") if row["order"].endswith("test"))
-    assert {order: float(row[str(order)]) for order in gains.NGRAMS} == gains.NGRAMS
+    assert {order: float(row[str(order)]) for order in leads.NGRAMS} == leads.NGRAMS
 
 
 def test_labels_of_confidence_are_computed():

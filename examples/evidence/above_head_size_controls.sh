@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What: How much of mixing's gain with 32 heads of 4 is damping, and what do heads lack that do not find the source?
+# What: How much of mixing's lead with 32 heads of 4 is damping, and what do heads lack that do not find the source?
 # Table: An experiment of this project, with the settings and the table of above_head_size.sh: docs/data/above-head-size.md.
 # Result: Bits per token and BLEU of three controls, which are a plugin.
 # Time: 5 trainings, about 0.16 hours on one H100 or 1.3 hours on 2 cores, as COST=1 estimates.

@@ -7,7 +7,7 @@ of head sizes:
   gradient      Adam, for one head, for h heads mixed into one matrix, and for h heads mixed into h matrices
 
 If h small heads are mixed into one matrix, they fit it far better than their size allows. If each of the h heads must produce
-an unrelated matrix, mixing gains little. Below about 1e-3 the gradient's error depends on its number of steps. The theorem
+an unrelated matrix, mixing leads by little. Below about 1e-3 the gradient's error depends on its number of steps. The theorem
 needs X of full row rank, which text does not have: with --input-rank R below the length no head size is enough.
 
 Theorem 2. Layers of h heads, of size d/h and larger, are fitted to a layer of h heads of size d_p. By the theorem, no layer with

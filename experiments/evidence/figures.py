@@ -1,7 +1,7 @@
 """Draw the pictures of docs/pictures that come from `results/` and `benchmarks/results/`.
 
     python -m experiments.evidence.figures --output docs/pictures            all of them
-    python -m experiments.evidence.figures gains --output docs/pictures      one
+    python -m experiments.evidence.figures leads --output docs/pictures      one
 
 A method has the marker and the line style of its class, and controls are grey and dashed. Colours of one picture stay apart for
 people with a common colour blindness (tests/test_evidence_pictures.py).
@@ -21,7 +21,7 @@ from matplotlib.ticker import NullFormatter
 
 from experiments.controlled import matrices, nearest_point
 from experiments.controlled.runs import lines_of
-from experiments.evidence import bottleneck, gains, measure, published_models, slowdown
+from experiments.evidence import bottleneck, leads, measure, published_models, slowdown
 from experiments.evidence.lines import RESULTS, ROOT
 from fairseq_lowrank.tools import pictures
 
@@ -123,7 +123,7 @@ def spectra() -> Figure:
 FIGURES: dict[str, Callable[[], Figure]] = {
     "bottleneck": bottleneck.figure,
     "cut": cut,
-    "gains": gains.figure,
+    "leads": leads.figure,
     "matrices": known_matrices,
     "nearest-point": nearest,
     "slowdown": slowdown.figure,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from statistics import fmean
 
 from experiments.controlled.runs import geometric_mean
-from experiments.evidence import gains, measure, published_models, slowdown
+from experiments.evidence import leads, measure, published_models, slowdown
 from experiments.evidence.lines import RESULTS, ROOT, differences, lines, values
 from fairseq_lowrank.tools.reporting.statistics import student
 
@@ -134,7 +134,7 @@ def need(model: str) -> Row:
 TABLES: dict[str, dict[tuple[str, ...], Filler]] = {
     "heads": {("method", "nearest point, 8 × 4"): each(held)},
     "language-models": {("row", "m at 2,000"): each(language_model)},
-    "translation": {("row", "4 heads of 32", "32 heads of 4"): whole(gains.markdown)},
+    "translation": {("row", "4 heads of 32", "32 heads of 4"): whole(leads.markdown)},
     "published-models": {
         ("difference", "RTE"): each(accuracy),
         ("model, text, sequences",): whole(

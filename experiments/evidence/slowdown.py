@@ -18,12 +18,12 @@ from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
-from experiments.evidence import gains
+from experiments.evidence import leads
 from fairseq_lowrank.tools import pictures
 from fairseq_lowrank.tools.reporting.logs import progress
 from fairseq_lowrank.tools.reporting.statistics import holm, student
 
-LOGS = gains.RESULTS.parent / "logs.tar.xz"
+LOGS = leads.RESULTS.parent / "logs.tar.xz"
 UPDATES = {"": 2000, "-equal-time": 3200, "-6000": 6000, "-9600": 9600}
 """Updates of a training, by the end of its row's name."""
 TIME = {"h32-score-mixing": 1.6}
@@ -50,7 +50,7 @@ class Factor(NamedTuple):
 
 def trainings(row: str, seed: int) -> dict[int, float]:
     """Return the bits on the test set of a row's trainings at 2e-3, by their updates."""
-    bits = gains.losses("language-model", "test")
+    bits = leads.losses("language-model", "test")
     found = {count: bits.get(row + end, {}).get(seed) for end, count in UPDATES.items()}
     return {count: value for count, value in found.items() if value is not None}
 
@@ -119,7 +119,7 @@ def table() -> str:
 
 def contrasts() -> str:
     """Return a table of the contrasts that the page concludes from, with Holm's correction over them."""
-    bits, rows = gains.losses("language-model", "test"), []
+    bits, rows = leads.losses("language-model", "test"), []
     for worse, better in CONTRASTS:
         differences = [
             bits[worse][seed] - bits[better][seed] for seed in sorted(bits[worse].keys() & bits[better].keys())

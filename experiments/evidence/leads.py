@@ -2,7 +2,7 @@
 
 The lead is the training loss of `mha` minus that of the row, in bits per token, within each seed (Multi30k, 786 updates at 2e-3).
 
-    python -m experiments.evidence.gains
+    python -m experiments.evidence.leads
 """
 
 import argparse
@@ -41,7 +41,7 @@ def losses(table: str, split: str, results: Path = RESULTS) -> dict[str, dict[in
     return found
 
 
-def gains(heads: int, results: Path = RESULTS) -> dict[str, list[float]]:
+def leads(heads: int, results: Path = RESULTS) -> dict[str, list[float]]:
     """Return the lead over `mha` of each row that was run with this number of heads, by seed from 1 on."""
     fit = losses("fast-start", "fit", results)
     mha = fit[f"h{heads}-mha-2e-3"]
@@ -54,9 +54,9 @@ def gains(heads: int, results: Path = RESULTS) -> dict[str, list[float]]:
 
 
 def markdown() -> str:
-    """Return a table of the gains with 4 and with 32 heads."""
+    """Return a table of the leads with 4 and with 32 heads."""
     lines = ["| row | 4 heads of 32 | 32 heads of 4 |", "| --- | --- | --- |"]
-    columns = [gains(4), gains(32)]
+    columns = [leads(4), leads(32)]
     for label in ROWS.values():
         if any(label in column for column in columns):
             cells = (_cell(column[label]) if label in column else "–" for column in columns)
@@ -77,7 +77,7 @@ def _cell(values: list[float]) -> str:
 
 def figure() -> Figure:
     """Return a figure of the leads, with a panel for each number of heads. Controls are grey and dashed."""
-    found = {heads: gains(heads) for heads in (4, 32)}
+    found = {heads: leads(heads) for heads in (4, 32)}
     labels = [label for label in ROWS.values() if any(label in one for one in found.values())]
     drawn, plots = pictures.grid(2, width=4.2, height=3.6)
     for axes, (heads, row) in zip(plots, found.items(), strict=True):
