@@ -50,7 +50,10 @@ def unsupported_reason(call: AttentionCall) -> str | None:
         odd = [size for size in sizes if size % 8]
         return f"unmixed heads of size {odd[0]} (of multiples of 8 alone)" if odd else None
     if _padded(heads) * _padded(max(sizes)) > MOST_COLUMNS:
-        return f"mixing of {heads} heads of {max(sizes)} (of {MOST_COLUMNS} columns together at most)"
+        return (
+            f"mixing of {heads} heads of {max(sizes)}, because shared memory does not hold 16 queries and 16 keys of all heads"
+            f" (of {MOST_COLUMNS} columns together at most)"
+        )
     return None
 
 
