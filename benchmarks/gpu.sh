@@ -18,6 +18,10 @@ fi
 results=$(realpath -m -- "${2:-$root/benchmarks/results}")
 cd "$root"
 [ ! -e .venv ] || PATH="$PWD/.venv/bin:$PATH"
+# A clone works without an installation. Without fairseq its layer and the training are left out.
+export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
+python=$(command -v python || command -v python3)
+fairseq=$("$python" -c 'import importlib.util as i; print(*["fairseq"] * (i.find_spec("fairseq") is not None))')
 device=${DEVICE:-cuda}
 parts=$(mktemp -d)
 trap 'rm -rf "$parts"' EXIT
@@ -36,9 +40,10 @@ parallel() { step "$1" "$2" bash -c 'seq 0 $(($1 - 1)) | xargs -P "$1" -I{} "${@
 
 patience=1 workers=$(nproc)
 [ "$workers" -le 16 ] || workers=16
-layers=(python benchmarks/attention.py --device "$device")
-passes=(python benchmarks/passes.py)
-training=(python benchmarks/training.py --device "$device")
+layers=("$python" benchmarks/attention.py --device "$device" --dtype bfloat16)
+passes=("$python" benchmarks/passes.py)
+training=("$python" benchmarks/training.py --device "$device" --dtype bfloat16)
+command=("$python" -c 'import sys; from fairseq_lowrank.cli import main; sys.exit(main())')
 if [ "$device" = cpu ]; then
     export TRITON_INTERPRET=1 patience=20 workers=1
     layers+=(--rounds 1 --tokens 1) baseline=(--baseline sdpa-flash)
@@ -46,14 +51,15 @@ if [ "$device" = cpu ]; then
     values=(--heads 2 --head-dim 16 --tokens 1 --compositions mixhead-a --lengths 20 --longest 20)
     times=(--heads 2 --head-dim 16 --tokens 1 --compositions mixhead-a --lengths 20 --rounds 1 --warps 8 --stages 2)
     training+=(--layers 1 --embed-dim 32 --heads 2 --vocabulary 50 --length 8 --tokens 8 --rounds 1)
-    checks=(--cases 1 --dtype float32 --longest 8) tests=(-n 0 -k "more and keys")
+    checks=(--cases 1 --longest 8) tests=(-n 0 -k "more and keys")
     lengths=(16 24) long=(32) one=(16)
 else
-    layers+=(--dtype bfloat16 --tokens 16384 --rounds 7) baseline=(--baseline sdpa-flash sdpa-cudnn)
+    layers+=(--tokens 16384 --rounds 7) baseline=(--baseline sdpa-flash sdpa-cudnn)
     many=(--embed-dim 1024 --heads 16) eight=(--embed-dim 512 --heads 8) four=(--embed-dim 256 --heads 4)
-    values=(--lengths 2048) times=(--compositions mixhead-a --lengths 8192)
-    training+=(--dtype bfloat16 --layers 16 --embed-dim 1024 --heads 16 --length 512 --tokens 8192 --rounds 7)
-    checks=(--cases 10 --compositions 2) tests=(-n "$workers" -k "references or half or dropout or bit")
+    # Every worker holds scores in float64: batches have as many programs as large tiles need, and no more.
+    values=(--lengths 512 --tokens 8192) times=(--compositions mixhead-a --lengths 8192)
+    training+=(--layers 16 --embed-dim 1024 --heads 16 --length 512 --tokens 8192 --rounds 7)
+    checks=(--cases 10 --compositions 2) tests=(-n "$workers" -k "references or rounded or dropout or bit")
     lengths=(512 2048 8192) long=(32768) one=(2048)
 fi
 operation=("${layers[@]}" --operation)
@@ -62,7 +68,7 @@ shopt -s nullglob
 modules=(tests/ops/attention/test_{trito[n],tile[d]}.py)
 
 if [ "$what" = kernels ]; then
-    parallel values 140 "${passes[@]}" values --device "$device" "${values[@]}" --part "{}/$workers" --output "$parts/values-{}.json"
+    parallel values 120 "${passes[@]}" values --device "$device" "${values[@]}" --part "{}/$workers" --output "$parts/values-{}.json"
     parallel compile 80 "${passes[@]}" times --device "$device" "${times[@]}" --rounds 0 --part "{}/$workers"
     step operation 90 "${operation[@]}" "${many[@]}" "${baseline[@]}" --lengths "${lengths[@]}" "${long[@]}" \
         --layers sdpa "${kernels[@]}" --output "$parts/operation.json" --picture "$results/gpu-kernels.svg"
@@ -70,22 +76,25 @@ if [ "$what" = kernels ]; then
     step constants 15 "${passes[@]}" constants --device "$device" --output "$parts/constants.json"
     step heads-8 25 "${operation[@]}" "${eight[@]}" "${baseline[@]}" --lengths "${lengths[@]}" --layers "${kernels[@]:0:2}" \
         --output "$parts/heads-8.json"
+    step compile-dropout 50 bash -c 'printf "%s\n" "${@:2:$1}" | xargs -P "$1" -I{} "${@:2 + $1}" --layers {}' compile-dropout \
+        4 {mixhead-a,mixhead-b}@{triton,tiled} \
+        "${operation[@]}" "${many[@]}" --baseline sdpa --lengths "${one[@]}" --dropout 0.1 --rounds 1
     step dropout 25 "${operation[@]}" "${many[@]}" --baseline sdpa --lengths "${one[@]}" --dropout 0.1 \
         --layers "${kernels[@]:0:2}" --output "$parts/dropout.json"
     step glue 40 "${operation[@]}" "${many[@]}" --baseline sdpa --glue --lengths "${lengths[@]}" "${long[@]}" \
         --layers "${kernels[@]:0:2}" --output "$parts/glue.json"
 else
-    step check-kernels 110 bash -c 'seq "$1" | xargs -P "$1" -I{} fairseq-lowrank check-kernels --device "$2" "${@:3}" --seed {}' \
-        check-kernels "$workers" "$device" "${checks[@]}"
-    step tests 100 python -m pytest -q -p no:cacheprovider "${modules[@]}" --device "$device" "${tests[@]}"
+    step check-kernels 110 bash -c 'seq "$1" | xargs -P "$1" -I{} "${@:2}" --seed {}' \
+        check-kernels "$workers" "${command[@]}" check-kernels --backend tiled --device "$device" "${checks[@]}"
+    step tests 100 "$python" -m pytest -q -p no:cacheprovider "${modules[@]}" --device "$device" "${tests[@]}"
     step formula 50 "${operation[@]}" "${many[@]}" "${baseline[@]}" --lengths "${one[@]}" \
         --layers mixhead-{a,b}@{reference,blocked} mixhead-a@sdpa --output "$parts/formula.json"
     step heads-4 40 "${operation[@]}" "${four[@]}" "${baseline[@]}" --lengths "${lengths[@]}" \
         --layers mixhead-a@{kernels,blocked,sdpa} --output "$parts/heads-4.json"
     step layer 60 "${layers[@]}" "${many[@]}" "${baseline[@]}" --lengths "${lengths[@]}" \
-        --layers fairseq mha mixhead-{a,b} "${kernels[@]:0:2}" --output "$parts/layer.json"
-    step training 120 "${training[@]}" --rows mha stock mixhead-{a,b}@kernels mixhead-a@blocked --output "$parts/training.json"
+        --layers $fairseq mha mixhead-{a,b} "${kernels[@]:0:2}" --output "$parts/layer.json"
+    [ -z "$fairseq" ] || step training 120 "${training[@]}" --rows mha stock mixhead-{a,b}@kernels mixhead-a@blocked --output "$parts/training.json"
 fi
 
-python benchmarks/gpu.py "$parts" "$results/gpu-$what.json" || exit 1
+"$python" benchmarks/gpu.py "$parts" "$results/gpu-$what.json" || exit 1
 ! grep -qvP '\t0\t' "$parts/steps"

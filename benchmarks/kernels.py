@@ -154,8 +154,6 @@ class Configuration(NamedTuple):
     dropout: bool = False
     few: bool = False
     """Tiles for few programs."""
-    descriptors: bool = False
-    """Loads through tensor descriptors."""
 
 
 def of_auto() -> list[Configuration]:
@@ -184,7 +182,6 @@ def of_tiled() -> list[Configuration]:
     plain = Configuration("A", "softmax", 16, 64, 90, padding=False, backend="tiled")
     changes: list[dict] = [
         {},
-        {"descriptors": True},
         {"mixing": "none"},
         {"mixing": "none", "activation": "sigsoftmax"},
         {"heads": 8},
@@ -205,8 +202,7 @@ def compiled(one: Configuration, names: Container[str] | None = None) -> Iterato
     """Every kernel of the forward and backward pass of a configuration, or those of ``names``."""
     launched: list[Kernel] = []
     if one.backend == "tiled":
-        options = {"descriptors": one.descriptors, "few": one.few}
-        launch: Launch = TiledLaunch(call_of(one), 1, launched.append, **options)
+        launch: Launch = TiledLaunch(call_of(one), 1, launched.append, few=one.few)
     else:
         launch = Launch(call_of(one), 1, run=launched.append)
     with torch.no_grad():
@@ -283,7 +279,7 @@ def compile_all(path: Path, grid: list[Configuration]) -> dict[Configuration, li
 
 def write(path: Path, found: dict[Configuration, list[Compiled]]) -> None:
     """A line a configuration."""
-    later = {name: Configuration._field_defaults[name] for name in ("backend", "dropout", "few", "descriptors")}
+    later = {name: Configuration._field_defaults[name] for name in ("backend", "dropout", "few")}
     lines = []
     for one, kernels in found.items():
         fields = {name: value for name, value in one._asdict().items() if value != later.get(name)}
@@ -356,7 +352,7 @@ def predicted(kernel: Compiled, one: Configuration) -> tuple[float, float]:
         clocks = [max(cache, kernel.issue / 0.6)] * 2
     else:
         chains = (kernel.issue + 2100 / kernel.scores, kernel.issue / 0.28)
-        flying = one.descriptors or kernel.kernel in ("attend", "value_gradients", "statistics")
+        flying = kernel.kernel in ("attend", "value_gradients", "statistics")
         clocks = [max(cache, chain) if flying else cache + chain for chain in chains]
     picoseconds = 1e12 / (132 * 1.7e9)
     low, high = sorted(clock * picoseconds for clock in clocks)
@@ -380,7 +376,7 @@ def tiled_table(found: dict[Configuration, list[Compiled]]) -> str:
     for one, kernels in found.items():
         if one.backend != "tiled":
             continue
-        extra = [name for name in ("dropout", "few", "descriptors", "padding") if getattr(one, name)]
+        extra = [name for name in ("dropout", "few", "padding") if getattr(one, name)]
         totals = [sum(ends) for ends in zip(*(predicted(kernel, one) for kernel in kernels), strict=True)]
         for kernel in kernels:
             low, high = predicted(kernel, one)

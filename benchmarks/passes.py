@@ -5,8 +5,7 @@
     python benchmarks/passes.py constants                        clock under load, bandwidth of the L2 cache and of the memory
 
 A backend is asked for its kernels as it launches them, so that a new one needs no change here. Variants of a pass have other
-numbers of warps and of tiles in flight. Variants of a launch have its options: "few" takes small tiles, "descriptors" loads them
-through TMA. "one row" reads the same position of keys, values, queries and gradients everywhere, so that no load leaves the SM:
+numbers of warps and of tiles in flight. Variants of a launch have its options: "few" takes small tiles. "one row" reads the same position of keys, values, queries and gradients everywhere, so that no load leaves the SM:
 what a pass takes less then is the price of the L2 cache, and the rest is its chain of instructions.
 
 PART/PARTS computes only a part of the rows. Kernels stay in Triton's cache, so that many processes can compile them at once.

@@ -100,7 +100,7 @@ def random_calls(
 ) -> Iterator[AttentionCall]:
     """Yield random calls with lengths up to ``longest``, which alternate between ``compositions`` random compositions.
 
-    Where ``refused`` gives a reason, the call is made without an additive mask and with smaller heads.
+    Where ``refused`` gives a reason, the call has no additive mask, and heads of 8, 16, 24 or 32.
     """
     import torch
 
@@ -138,7 +138,8 @@ def random_calls(
         mask = AttentionMask(causal, padding, additive)
         call = random_call(generator, device, dtype, batch, heads, shapes, rules, mask, activation, None)
         if refused(call) is not None:
-            mask, shapes = AttentionMask(causal, padding), (*shapes[:4], min(dim, 32), min(value_dim, 32))
+            sizes = (min(32, -(-size // 8) * 8) for size in (dim, value_dim))
+            mask, shapes = AttentionMask(causal, padding), (*shapes[:4], *sizes)
             call = random_call(generator, device, dtype, batch, heads, shapes, rules, mask, activation, None)
         yield call
 

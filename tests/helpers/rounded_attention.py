@@ -51,6 +51,9 @@ def heads_and_gradients(call, cotangent, *, merged):
     heads = cut(cut(mixed) @ v)
     if after is None:
         sums = (grad * heads).sum(-1, keepdim=True)
+    elif isinstance(after, PositionwiseMixing) and not merged:
+        # One kernel takes the sums from the gradient of the matrices.
+        sums = (after.weight.detach().double() * of_after).sum(-1).mT[..., None]
     else:
         product = weights * grad_weights
         sums = (cut(product) if merged else product).sum(-1, keepdim=True)
@@ -68,5 +71,7 @@ def heads_and_gradients(call, cotangent, *, merged):
         powers = (logits - exponents.masked_fill(hidden, float("-inf")).amax(-1, keepdim=True)).exp()
         average = cut(cut(powers * slope) @ k / powers.sum(-1, keepdim=True))
         of_q = (cut(weights * grad_weights * slope) @ k - sums * average) * scale
+    if isinstance(after, PositionwiseMixing):
+        of_after = rounded(of_after, after.weight.dtype)
     of_k, of_v = cut(back).mT @ q * scale, cut(mixed).mT @ grad
     return [heads, *map(cut, (of_q, of_k, of_v)), *(x for x in (of_before, of_after) if x is not None)]

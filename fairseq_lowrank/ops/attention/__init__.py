@@ -100,7 +100,7 @@ def _fastest(call: AttentionCall) -> Any:
             break
         if module.unsupported_reason(call) is not None or module.device_unsupported_reason(device, dtype) is not None:
             continue
-        if module is not triton or triton.keeps_registers(call):
+        if module not in (tiled, triton) or triton.keeps_registers(call, "tiled" if module is tiled else "triton"):
             return module
     return reference
 
@@ -156,7 +156,8 @@ def _preference(call: AttentionCall) -> tuple[ModuleType, ...]:
     fused: tuple[ModuleType, ...] = ()
     # A traced call is not tried on its device, so it takes only kernels that were compiled elsewhere.
     if v.dtype in prefer.triton and triton.unsupported_reason(call) is None:
-        fused = (triton,) if not is_traced(v) or triton.is_precompiled_config(call) else ()
+        traced = (triton,) if triton.is_precompiled_config(call) else ()
+        fused = traced if is_traced(v) else tuple(_BACKENDS[name] for name in gpu_times.kernels(call))
     if is_traced(v):
         if torch.onnx.is_in_onnx_export():  # it has no operator of this package
             return (reference,)

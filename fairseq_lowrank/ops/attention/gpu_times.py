@@ -1,6 +1,6 @@
 """What a kind of attention costs on a GPU by each backend: measured where it was, and predicted elsewhere. ``auto`` reads it.
 
-Numbers are picoseconds a score of one head, forward and backward, in bfloat16 under causality, on an H100.
+Numbers are picoseconds a score of one head, forward and backward, in bfloat16 under causality, on an H100 or H200.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ class Cell(NamedTuple):
 
 
 MEASURED: dict[Cell, dict[str, float]] = {
-    Cell(None, StaticMixing, "softmax", 16, 64): {"triton": 25.7, "sdpa": 76.9, "blocked": 407.8},
-    Cell(None, PositionwiseMixing, "softmax", 16, 64): {"triton": 28.1, "blocked": 128.7},
-    Cell(StaticMixing, StaticMixing, "softmax", 16, 64): {"triton": 35.0},
-    Cell(None, None, "sigsoftmax", 16, 64): {"triton": 20.8},
+    Cell(None, StaticMixing, "softmax", 16, 64): {"tiled": 12.0, "triton": 25.7, "sdpa": 76.9, "blocked": 407.8},
+    Cell(None, PositionwiseMixing, "softmax", 16, 64): {"tiled": 15.3, "triton": 28.1, "blocked": 128.7},
+    Cell(StaticMixing, StaticMixing, "softmax", 16, 64): {"tiled": 21.3, "triton": 35.0},
+    Cell(None, None, "sigsoftmax", 16, 64): {"tiled": 3.6, "triton": 20.8},
+    Cell(None, StaticMixing, "softmax", 8, 64): {"tiled": 10.2, "triton": 44.6},
     Cell(None, StaticMixing, "softmax", 4, 64): {"sdpa": 21.5, "triton": 85.0, "blocked": 785.6},
 }
-"""Of n 8192 (``sdpa`` with 16 heads: 2048), from ``benchmarks/results/gpu.json``."""
+"""Of n 8192 (``sdpa`` with 16 heads: 2048). Those of ``tiled`` are sums of its passes on an H200
+(``benchmarks/results/gpu-tiles.json``), and those of 8 heads are of an H200 (``gpu-kernels.json``). The others are of an H100
+(``gpu.json``)."""
 TRITON = 24.3
 """Of 16 heads up to size 64: a tile costs a chain of dependent steps, whatever its number of heads (docs/kernels.md)."""
 SDPA = 5.4
@@ -67,10 +70,16 @@ def times(call: AttentionCall) -> dict[str, float]:
     return predicted
 
 
+def kernels(call: AttentionCall) -> list[str]:
+    """Return the backends of our kernels from the fastest to the slowest: ``tiled`` only where it was measured."""
+    cost = times(call)
+    return sorted((name for name in ("tiled", "triton") if name in cost), key=cost.__getitem__)
+
+
 def prefers_sdpa(call: AttentionCall) -> bool:
     """Return True if SDPA once for each value is faster than the kernels that mix: measured, or predicted beyond the error."""
     cost = times(call)
-    return cost.get("sdpa", math.inf) < cost["triton"] * (1.0 if is_measured(call) else 1.0 - ERROR)
+    return cost.get("sdpa", math.inf) < cost[kernels(call)[0]] * (1.0 if is_measured(call) else 1.0 - ERROR)
 
 
 def reason(call: AttentionCall, chosen: str) -> str:

@@ -74,8 +74,6 @@ class Shape(NamedTuple):
     """Columns of a part of the products q·k and do·v, where shared memory does not hold all; 0: all at once."""
     PARTS: Any
     """Products that share the positions of a tile in the gradient of M: one a warp."""
-    DESCRIPTORS: Any
-    """Whether tiles are loaded through tensor descriptors (TMA)."""
     WIDE: Any
     """Whether a batch entry spans more than 32-bit offsets reach."""
 
@@ -132,26 +130,6 @@ def _store(view, values, batch, heads, start, length, shape, DIM: tl.constexpr, 
     pointers = _pointers(view, batch, heads, start, shape, shape.HEADS, COUNT, WIDTH)
     inside = _inside(heads, start, length, shape, DIM, COUNT, WIDTH)
     tl.store(pointers, values.to(view.data.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _source(view, batch, length, shape, DIM: tl.constexpr, COUNT: tl.constexpr):
-    """Return what :func:`_moving` reads: a descriptor of the batch entry, or the view."""
-    source = view
-    if shape.DESCRIPTORS:
-        base, sizes = view.data + batch * view.batch, [length, shape.HEADS, DIM]
-        source = tl.make_tensor_descriptor(base, sizes, [view.position, view.head, 1], [COUNT, shape.HEADS, DIM])
-    return source
-
-
-@triton.jit
-def _moving(source, batch, heads, start, length, shape, GROUPS: tl.constexpr, DIM: tl.constexpr, COUNT: tl.constexpr, WIDTH: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
-    """Load a tile of the operand that moves in a loop."""
-    if shape.DESCRIPTORS:
-        loaded = tl.permute(source.load([start, 0, 0]), (1, 0, 2))
-    else:
-        loaded = _rows(source, batch, heads, start, length, shape, GROUPS, DIM, COUNT, WIDTH, MASKED)
-    return loaded
 
 
 @triton.jit
@@ -428,7 +406,7 @@ def _query_edges(start, length, mask, M: tl.constexpr, N: tl.constexpr):
 
 @triton.jit
 def _statistics_tile(m_i, l_i, acc, queries, matrix, k, v, batch, heads, start, first, length, factor, mask, dropout, shape, KIND: tl.constexpr, AVERAGE: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
-    keys = _moving(k, batch, heads, first, mask.keys, shape, shape.KEY_GROUPS, shape.DIM, shape.BLOCK_N, shape.BLOCK_D, MASKED)  # fmt: skip
+    keys = _rows(k, batch, heads, first, mask.keys, shape, shape.KEY_GROUPS, shape.DIM, shape.BLOCK_N, shape.BLOCK_D, MASKED)  # fmt: skip
     t, s = start + tl.arange(0, shape.BLOCK_M), first + tl.arange(0, shape.BLOCK_N)
     scores = _mixed_scores(matrix, _dot(queries, _transposed(keys)) * factor, shape, KIND)
     scores = _visible(scores, mask, batch, t[:, None], s[None, :], length, MASKED)
@@ -442,7 +420,7 @@ def _statistics_tile(m_i, l_i, acc, queries, matrix, k, v, batch, heads, start, 
     if AVERAGE == OF_KEYS:
         acc = acc * tl.expand_dims(shrink, -1) + _dot((weights * slope).to(shape.DTYPE), keys)
     if AVERAGE == OF_VALUES:
-        values = _moving(v, batch, heads, first, mask.keys, shape, shape.VALUE_GROUPS, shape.VALUE_DIM, shape.BLOCK_N, shape.BLOCK_DV, MASKED)  # fmt: skip
+        values = _rows(v, batch, heads, first, mask.keys, shape, shape.VALUE_GROUPS, shape.VALUE_DIM, shape.BLOCK_N, shape.BLOCK_DV, MASKED)  # fmt: skip
         weights = _dropped(weights, dropout, batch, heads, start, first, shape, shape.BLOCK_M, shape.BLOCK_N, False)
         acc = acc * tl.expand_dims(shrink, -1) + _dot(weights.to(shape.DTYPE), values)
     return new, l_i, acc
@@ -460,11 +438,7 @@ def statistics(q, k, v, factor, score_mixing, mask, dropout, lse, average, shape
     queries = _rows(q, batch, heads, start, mask.queries, shape, shape.HEADS, shape.DIM, shape.BLOCK_M, shape.BLOCK_D, True)  # fmt: skip
     matrix = _matrix(score_mixing, batch, start, mask.queries, shape, True)
     length = _length(mask, batch)
-    k_source = _source(k, batch, mask.keys, shape, shape.DIM, shape.BLOCK_N)
-    v_source = v
     WIDTH: tl.constexpr = shape.BLOCK_DV if AVERAGE == OF_VALUES else shape.BLOCK_D
-    if AVERAGE == OF_VALUES:
-        v_source = _source(v, batch, mask.keys, shape, shape.VALUE_DIM, shape.BLOCK_N)
     if shape.BLOCK_H == 1:
         m_i = tl.full((shape.BLOCK_M,), float("-inf"), tl.float32)
         acc = tl.zeros((shape.BLOCK_M, WIDTH), tl.float32)
@@ -476,7 +450,7 @@ def statistics(q, k, v, factor, score_mixing, mask, dropout, lse, average, shape
     for part in tl.static_range(3):
         if part > 0 or mask.window is not None:
             for first in tl.range(edges[part], edges[part + 1], shape.BLOCK_N, num_stages=shape.STAGES):
-                m_i, l_i, acc = _statistics_tile(m_i, l_i, acc, queries, matrix, k_source, v_source, batch, heads, start, first, length, factor, mask, dropout, shape, score_mixing.KIND, AVERAGE, part != 1)  # fmt: skip
+                m_i, l_i, acc = _statistics_tile(m_i, l_i, acc, queries, matrix, k, v, batch, heads, start, first, length, factor, mask, dropout, shape, score_mixing.KIND, AVERAGE, part != 1)  # fmt: skip
     seen = tl.where(l_i > 0, l_i, 1.0)
     pointers, inside = _numbers(lse, batch, heads, start, mask.queries, shape, shape.BLOCK_M)
     tl.store(pointers, tl.where(l_i > 0, _logit(m_i, shape) + tl.log2(seen), 0.0), mask=inside)
@@ -488,8 +462,8 @@ def statistics(q, k, v, factor, score_mixing, mask, dropout, lse, average, shape
 
 @triton.jit
 def _attend_tile(acc, queries, lse, score_matrix, matrix, k, v, batch, heads, start, first, length, factor, mask, dropout, shape, SCORE_KIND: tl.constexpr, KIND: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
-    keys = _moving(k, batch, heads, first, mask.keys, shape, shape.KEY_GROUPS, shape.DIM, shape.BLOCK_N, shape.BLOCK_D, MASKED)  # fmt: skip
-    values = _moving(v, batch, heads, first, mask.keys, shape, shape.VALUE_GROUPS, shape.VALUE_DIM, shape.BLOCK_N, shape.BLOCK_DV, MASKED)  # fmt: skip
+    keys = _rows(k, batch, heads, first, mask.keys, shape, shape.KEY_GROUPS, shape.DIM, shape.BLOCK_N, shape.BLOCK_D, MASKED)  # fmt: skip
+    values = _rows(v, batch, heads, first, mask.keys, shape, shape.VALUE_GROUPS, shape.VALUE_DIM, shape.BLOCK_N, shape.BLOCK_DV, MASKED)  # fmt: skip
     t, s = start + tl.arange(0, shape.BLOCK_M), first + tl.arange(0, shape.BLOCK_N)
     scores = _mixed_scores(score_matrix, _dot(queries, _transposed(keys)) * factor, shape, SCORE_KIND)
     scores = _visible(scores, mask, batch, t[:, None], s[None, :], length, MASKED)
@@ -508,24 +482,22 @@ def attend(q, k, v, factor, score_mixing, prob_mixing, mask, dropout, lse, outpu
     score_matrix = _matrix(score_mixing, batch, start, mask.queries, shape, True)
     matrix = _matrix(prob_mixing, batch, start, mask.queries, shape, True)
     lse_i = tl.expand_dims(_load_numbers(lse, batch, heads, start, mask.queries, shape, shape.BLOCK_M, True), -1)
-    k_source = _source(k, batch, mask.keys, shape, shape.DIM, shape.BLOCK_N)
-    v_source = _source(v, batch, mask.keys, shape, shape.VALUE_DIM, shape.BLOCK_N)
     acc = tl.zeros((shape.BLOCK_H, shape.BLOCK_M, shape.BLOCK_DV), tl.float32)
     length = _length(mask, batch)
     edges = _key_edges(start, length, mask, shape.BLOCK_M, shape.BLOCK_N)
     for part in tl.static_range(3):
         if part > 0 or mask.window is not None:
             for first in tl.range(edges[part], edges[part + 1], shape.BLOCK_N, num_stages=shape.STAGES):
-                acc = _attend_tile(acc, queries, lse_i, score_matrix, matrix, k_source, v_source, batch, heads, start, first, length, factor, mask, dropout, shape, score_mixing.KIND, prob_mixing.KIND, part != 1)  # fmt: skip
+                acc = _attend_tile(acc, queries, lse_i, score_matrix, matrix, k, v, batch, heads, start, first, length, factor, mask, dropout, shape, score_mixing.KIND, prob_mixing.KIND, part != 1)  # fmt: skip
     _store(output, acc, batch, heads, start, mask.queries, shape, shape.VALUE_DIM, shape.BLOCK_M, shape.BLOCK_DV)
 
 
 @triton.jit
 def _query_tile(acc, sums, gradient, of_scores, queries, grads, lse, given, score_matrix, score_backward, matrix, q, k, v, grad, batch, heads, start, first, length, factor, mask, dropout, shape, SCORE_KIND: tl.constexpr, KIND: tl.constexpr, GIVEN: tl.constexpr, OF_QUERIES: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
-    keys = _moving(k, batch, heads, first, mask.keys, shape, shape.KEY_GROUPS, shape.DIM, shape.BLOCK_N, shape.BLOCK_D, MASKED)  # fmt: skip
+    keys = _rows(k, batch, heads, first, mask.keys, shape, shape.KEY_GROUPS, shape.DIM, shape.BLOCK_N, shape.BLOCK_D, MASKED)  # fmt: skip
     values = 0.0
     if shape.CHUNK == 0:
-        values = _moving(v, batch, heads, first, mask.keys, shape, shape.VALUE_GROUPS, shape.VALUE_DIM, shape.BLOCK_N, shape.BLOCK_DV, MASKED)  # fmt: skip
+        values = _rows(v, batch, heads, first, mask.keys, shape, shape.VALUE_GROUPS, shape.VALUE_DIM, shape.BLOCK_N, shape.BLOCK_DV, MASKED)  # fmt: skip
     t, s = start + tl.arange(0, shape.BLOCK_M), first + tl.arange(0, shape.BLOCK_N)
     unmixed = _product(queries, keys, q, k, batch, heads, start, first, mask.queries, mask.keys, shape, shape.KEY_GROUPS, shape.DIM, shape.BLOCK_D, MASKED) * factor  # fmt: skip
     scores = _mixed_scores(score_matrix, unmixed, shape, SCORE_KIND)
@@ -580,8 +552,6 @@ def query_pass(q, k, v, factor, scale, score_mixing, prob_mixing, mask, dropout,
     given = 0.0
     if GIVEN:
         given = tl.expand_dims(_load_numbers(sums, batch, heads, start, mask.queries, shape, shape.BLOCK_M, True), -1)
-    k_source = _source(k, batch, mask.keys, shape, shape.DIM, shape.BLOCK_N)
-    v_source = _source(v, batch, mask.keys, shape, shape.VALUE_DIM, shape.BLOCK_N)
     if shape.BLOCK_H == 1:
         acc = tl.zeros((shape.BLOCK_M, shape.BLOCK_D), tl.float32)
     else:
@@ -596,7 +566,7 @@ def query_pass(q, k, v, factor, scale, score_mixing, prob_mixing, mask, dropout,
     for part in tl.static_range(3):
         if part > 0 or mask.window is not None:
             for first in tl.range(edges[part], edges[part + 1], shape.BLOCK_N, num_stages=shape.STAGES):
-                acc, row_sums, gradient, of_scores = _query_tile(acc, row_sums, gradient, of_scores, queries, grads, lse_i, given, score_matrix, score_backward, matrix, q, k_source, v_source, grad, batch, heads, start, first, length, factor, mask, dropout, shape, score_mixing.KIND, prob_mixing.KIND, GIVEN, grad_q is not None, part != 1)  # fmt: skip
+                acc, row_sums, gradient, of_scores = _query_tile(acc, row_sums, gradient, of_scores, queries, grads, lse_i, given, score_matrix, score_backward, matrix, q, k, v, grad, batch, heads, start, first, length, factor, mask, dropout, shape, score_mixing.KIND, prob_mixing.KIND, GIVEN, grad_q is not None, part != 1)  # fmt: skip
     if not GIVEN:
         total = tl.max(row_sums, 2)  # 8 equal columns
         pointers, inside = _numbers(sums, batch, heads, start, mask.queries, shape, shape.BLOCK_M)
@@ -638,8 +608,8 @@ def _store_matrices(matrix, gradient, batch, start, length, shape):
 @triton.jit
 def _key_tile(dk, dv, keys, values, score_matrix, score_backward, forward, backward, q, grad, lse, sums, prob_mixing, batch, heads, start, first, factor, mask, dropout, shape, SCORE_KIND: tl.constexpr, KIND: tl.constexpr, OF: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
     """Add what the queries of a tile ``[heads, keys, queries]``, or ``[keys, queries]``, add to dk and dv."""
-    queries = _moving(q, batch, heads, first, mask.queries, shape, shape.HEADS, shape.DIM, shape.BLOCK_M, shape.BLOCK_D, MASKED)  # fmt: skip
-    grads = _moving(grad, batch, heads, first, mask.queries, shape, shape.HEADS, shape.VALUE_DIM, shape.BLOCK_M, shape.BLOCK_DV, MASKED)  # fmt: skip
+    queries = _rows(q, batch, heads, first, mask.queries, shape, shape.HEADS, shape.DIM, shape.BLOCK_M, shape.BLOCK_D, MASKED)  # fmt: skip
+    grads = _rows(grad, batch, heads, first, mask.queries, shape, shape.HEADS, shape.VALUE_DIM, shape.BLOCK_M, shape.BLOCK_DV, MASKED)  # fmt: skip
     t, s = first + tl.arange(0, shape.BLOCK_M), start + tl.arange(0, shape.BLOCK_N)
     lse_i = tl.expand_dims(_load_numbers(lse, batch, heads, first, mask.queries, shape, shape.BLOCK_M, MASKED), -2)
     if KIND == POSITIONWISE:
@@ -684,8 +654,6 @@ def key_pass(q, k, v, factor, scale, score_mixing, prob_mixing, mask, dropout, l
     score_backward = _matrix(score_mixing, batch, 0, mask.queries, shape, False)
     forward = _matrix(prob_mixing, batch, 0, mask.queries, shape, True)
     backward = _matrix(prob_mixing, batch, 0, mask.queries, shape, False)
-    q_source = _source(q, batch, mask.queries, shape, shape.DIM, shape.BLOCK_M)
-    grad_source = _source(grad, batch, mask.queries, shape, shape.VALUE_DIM, shape.BLOCK_M)
     if shape.BLOCK_H == 1:
         dk = tl.zeros((shape.BLOCK_N, shape.BLOCK_D), tl.float32)
         dv = tl.zeros((shape.BLOCK_N, shape.BLOCK_DV), tl.float32)
@@ -697,7 +665,7 @@ def key_pass(q, k, v, factor, scale, score_mixing, prob_mixing, mask, dropout, l
     for part in tl.static_range(3):
         if part > 0 or mask.CAUSAL:
             for first in tl.range(edges[part], edges[part + 1], shape.BLOCK_M, num_stages=shape.STAGES):
-                dk, dv = _key_tile(dk, dv, keys, values, score_matrix, score_backward, forward, backward, q_source, grad_source, lse, sums, prob_mixing, batch, heads, start, first, factor, mask, dropout, shape, score_mixing.KIND, prob_mixing.KIND, OF, part != 1)  # fmt: skip
+                dk, dv = _key_tile(dk, dv, keys, values, score_matrix, score_backward, forward, backward, q, grad, lse, sums, prob_mixing, batch, heads, start, first, factor, mask, dropout, shape, score_mixing.KIND, prob_mixing.KIND, OF, part != 1)  # fmt: skip
     s = start + tl.arange(0, shape.BLOCK_N)
     visible = s < length
     if mask.padding is not None:

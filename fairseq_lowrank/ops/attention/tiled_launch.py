@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 from triton import cdiv, next_power_of_2
 from triton.language import constexpr
@@ -44,21 +43,24 @@ def tile_of(kernel: str, together: int, dim: int, few: bool, positionwise: bool 
         few: whether large tiles would leave multiprocessors idle.
         positionwise: whether each query has a matrix.
     """
+    by_query, by_key = kernel in ("row_sums", "query_gradients"), kernel in ("key_gradients", "value_gradients")
     if together == 1:
-        if kernel in ("statistics", "averages"):
-            return Tile(64, 64, 4, 2) if few or dim > 64 else Tile(128, 64, 8, 2)
-        return Tile(32, 64, 4, 1) if kernel == "key_gradients" else Tile(64, 32, 4, 2)
+        if dim <= 64 or kernel in ("statistics", "averages"):
+            return Tile(64, 64, 4, 1 if by_query else 2)
+        return Tile(32, 64, 4, 1) if by_key else Tile(64, 32, 4, 2)
     # What a program accumulates, heads × block × columns in float32, takes half of the registers at most, and the scores of a
     # tile a part of the others. So each byte that is read serves as many rows as can be.
-    matrices = positionwise and kernel in ("row_sums", "query_gradients")  # and their gradient take registers too
-    block = 16 if few or matrices else min(64, max(16, min(32768 // (together * dim), 512 // together)))
-    moving = max(16, min(64, 8192 // (together * block), 16384 // (together * dim)))
-    moving = 16 if positionwise else moving
-    if kernel in ("key_gradients", "value_gradients"):
-        return Tile(moving, block, 8, 1 if kernel == "key_gradients" else 2)
+    large, most = together * dim > 1024, 32 if by_query or (kernel == "key_gradients" and together < 8) else 64
+    block = min(most, max(16, min(32768 // (together * dim), 512 // together)))
+    if few or (positionwise and by_query):  # matrices of queries and their gradient take registers too
+        block = 16
+    moving = 16 if positionwise else max(16, min(most, 8192 // (together * block), 16384 // (together * dim)))
+    if kernel == "key_gradients":
+        return Tile(moving, block, 8, 1 if large else 2)
+    if kernel == "value_gradients":
+        return Tile(moving, block, 8, 2 if large or positionwise else 3)
     # Where q and do are loaded in parts, a second tile in flight would not fit.
-    parts = together * dim > 1024 and kernel in ("row_sums", "query_gradients")
-    return Tile(block, moving, 8, 1 if parts else 2)
+    return Tile(block, moving, 8, 1 if large and by_query else 2 if large or by_query else 3)
 
 
 class TiledLaunch(Launch):
@@ -68,7 +70,6 @@ class TiledLaunch(Launch):
         call: one that the tiled backend can compute.
         seed: of dropout.
         run: launches a kernel.
-        descriptors: whether tiles are loaded through tensor descriptors (TMA); if ``None``, where the GPU and the layout allow it.
         few: whether large tiles would leave multiprocessors idle; if ``None``, by the numbers of queries and heads.
     """
 
@@ -77,7 +78,6 @@ class TiledLaunch(Launch):
         call: AttentionCall,
         seed: int,
         run: Callable[[Kernel], object] = Kernel.run,
-        descriptors: bool | None = None,
         few: bool | None = None,
     ) -> None:
         super().__init__(call, seed, run)
@@ -85,7 +85,6 @@ class TiledLaunch(Launch):
         self.factor = self.scale * LOG2_E
         threshold = round(65536 * call.dropout_p)
         self.dropout = tiled_kernels.Dropout(seed, threshold, 65536 / (65536 - threshold)) if threshold else None
-        self.descriptors = has_descriptors(self.v.device) if descriptors is None else descriptors
         self.few = has_few_programs(call) if few is None else few
 
     def forward(self) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -111,6 +110,11 @@ class TiledLaunch(Launch):
         arguments = (q, k, v, self.factor, self.score_mixing, self.prob_mixing, self.mask, self.dropout, lse)
         self._launch("attend", (*arguments, _view(output)))
         return output, kept if self.call.mixes_weights else (lse, output)
+
+    def _readable(self, tensor: Tensor) -> Tensor:
+        """Return a tensor that the kernels read. Products of unmixed heads need addresses that are multiples of 16 bytes."""
+        tensor = super()._readable(tensor)
+        return tensor if self._meets or _is_aligned(tensor) else tensor.clone(memory_format=torch.contiguous_format)
 
     @property
     def _meets(self) -> bool:
@@ -183,8 +187,6 @@ class TiledLaunch(Launch):
         if shape.BLOCK_H.value > 1:
             # Unasked, ptxas spills those beyond half of all registers, for which an SM could hold another program.
             options["maxnreg"] = min(255, 65536 // (32 * tile.warps))
-        if shape.DESCRIPTORS.value:
-            triton.set_allocator(_workspace)
         function = getattr(tiled_kernels, functions.get(name, name))
         self.run(Kernel(name, function, (programs, 1), (*arguments, shape, *further), options))
 
@@ -201,19 +203,15 @@ class TiledLaunch(Launch):
         copies = max(1, 16 // together) if meets else 1
         numbers = (self.heads, together, copies, tile.rows, tile.keys, dims[0], padded[0], dims[1], padded[1])
         groups = self.k.size(1), self.v.size(1)
-        whole = meets and together == self.heads and [*dims] == padded and set(groups) == {self.heads}
-        descriptors = self.descriptors and whole and all(map(_is_aligned, (self.q, self.k, self.v)))
         # q and do of a block of queries, which no loop loads again, leave no room for keys and values.
         large = meets and name in ("row_sums", "query_gradients") and together * max(padded) > 1024
         chunk = min(*padded, 1024 // together) if large else 0
-        descriptors = descriptors and not large
         further = (
             self.call.activation == "sigsoftmax",
             _DTYPES[self.dtype],
             tile.stages,
             chunk,
             tile.warps,
-            descriptors,
         )
         wide = any(map(_is_wide, (self.q, self.k, self.v)))
         return tiled_kernels.Shape(*map(constexpr, (*numbers, *groups, *further, wide))), tile
@@ -228,19 +226,9 @@ def has_few_programs(call: AttentionCall) -> bool:
     return cdiv(queries, tile_of("attend", next_power_of_2(heads), dim, False).rows) * batch < PROGRAMS
 
 
-def has_descriptors(device: torch.device) -> bool:
-    """Return True if a device loads tiles through tensor descriptors in hardware."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
 def _is_aligned(tensor: Tensor) -> bool:
-    """Return True if a descriptor can read ``[B, H, N, D]``: its address and strides are multiples of 16 bytes."""
-    size = tensor.element_size()
-    return all(stride * size % 16 == 0 for stride in tensor.stride()[:3]) and tensor.data_ptr() % 16 == 0
-
-
-def _workspace(size: int, alignment: int, stream: int | None) -> Tensor:
-    return torch.empty(size, device="cuda", dtype=torch.int8)
+    """Return True if the address and the strides of ``[B, H, N, D]`` are multiples of 16 bytes."""
+    return all(number % 16 == 0 for number in (tensor.data_ptr(), *(2 * stride for stride in tensor.stride()[:3])))
 
 
 def _mask(mask: AttentionMask, scores: tuple[int, int, int, int]) -> tiled_kernels.Mask:

@@ -126,17 +126,19 @@ def is_precompiled_config(call: AttentionCall) -> bool:
     return composition and sizes and not (shared or counted or call.dropout_p or mask.additive is not None)
 
 
-def keeps_registers(call: AttentionCall) -> bool:
-    """Return True if the kernels of ``call``, tried on its device, spill no register in a loop and have enough shared memory.
+def keeps_registers(call: AttentionCall, backend: str = "triton") -> bool:
+    """Return True if the kernels of ``call``, tried on its device, are right, fit, and spill no register in a loop.
 
-    A compiler that looks at operations without running them is told so.
+    Kernels of calls whose time was measured may spill: the time has it. A compiler that looks at operations without running them
+    is told so.
     """
     if is_traced(call.v):
         return True
-    from fairseq_lowrank.ops.attention import selfcheck
+    from fairseq_lowrank.ops.attention import gpu_times, selfcheck
 
     with without_autocast(call.v):
-        return selfcheck.keeps_registers(call if call.mixes_weights else call.replace(prob_mixing=None))
+        plain = call if call.mixes_weights else call.replace(prob_mixing=None)
+        return selfcheck.keeps_registers(plain, backend, may_spill=gpu_times.is_measured(call))
 
 
 def with_score_matrix(call: AttentionCall) -> AttentionCall:

@@ -102,8 +102,8 @@ def test_on_a_gpu_half_precision_takes_the_kernels():
     taken = [
         {},
         {"dtype": torch.float16},
-        {"rules": ("none", "static"), "heads": 16, "dims": dict.fromkeys("qkv", 64)},
         {"rules": ("none", "positionwise"), "mask": "none"},
+        {"rules": ("none", "static"), "heads": 16, "dims": dict.fromkeys("qkv", 64), "dropout_p": 0.1},
         {"rules": ("none", "none"), "activation": "sigsoftmax"},
         {"rules": ("none", "none"), "mask": "causal and padding"},
         {"rules": ("none", "diagonal"), "activation": "sigsoftmax"},
@@ -130,6 +130,8 @@ def test_on_a_gpu_half_precision_takes_the_kernels():
     ]
     assert operation.triton not in [first(**change) for change in not_taken]
     assert first(rules=("none", "none")) is operation.sdpa
+    measured = {"rules": ("none", "static"), "heads": 16, "dims": dict.fromkeys("qkv", 64)}
+    assert first(**measured) is operation.tiled and first(**measured, dtype=torch.float32) is operation.blocked
 
 
 def test_a_traced_call_on_a_gpu_takes_only_kernels_that_were_compiled(monkeypatch):
@@ -159,8 +161,26 @@ def test_the_choice_on_a_gpu_is_what_was_measured_or_predicted():
     assert not gpu_times.is_measured(call_of(**measured | {"dropout_p": 0.1}))
 
 
+def test_the_kernels_are_taken_by_a_table_of_measured_times(monkeypatch):
+    """A made-up cell decides, and says why. Calls that no cell has take what was taken before."""
+    monkeypatch.setattr(operation.sdpa, "is_fused", lambda call: False)
+    call = call_of(**mixed(dim=32))
+    assert gpu_times.kernels(call) == ["triton"]
+    for tiled, wanted in ((7.0, ["tiled", "triton"]), (9.0, ["triton", "tiled"])):
+        monkeypatch.setitem(gpu_times.MEASURED, gpu_times.cell(call), {"triton": 8.0, "tiled": tiled})
+        assert gpu_times.kernels(call) == wanted and not gpu_times.prefers_sdpa(call)
+        on_gpu = operation_call(mixed(dim=32), "cuda")
+        on_gpu.v.dtype = torch.bfloat16
+        first, second, *_ = operation._preference(on_gpu)
+        assert [first, second] == [getattr(operation, name) for name in wanted]
+    assert gpu_times.reason(call, "triton") == "triton (measured, picoseconds a score: triton 8.0, tiled 9.0)"
+
+
+RESULTS = Path(__file__).resolve().parents[3] / "benchmarks/results"
+
+
 def test_the_measured_times_are_those_of_the_file():
-    file = Path(__file__).resolve().parents[3] / "benchmarks/results/gpu.json"
+    file = RESULTS / "gpu.json"
     found = {}
     for part in ("operation", "few-heads"):
         run = json.loads(file.read_text())[part]

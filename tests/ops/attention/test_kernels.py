@@ -1,6 +1,7 @@
 """The kernels of the triton backend, compiled for chips that are not here: they fit, and no register is spilled."""
 
 import itertools
+import json
 import os
 import sys
 from dataclasses import replace
@@ -30,6 +31,8 @@ import kernels
 import triton
 from kernels import Configuration
 
+from fairseq_lowrank.ops.attention import gpu_times
+from fairseq_lowrank.ops.attention.tiled_launch import tile_of
 from fairseq_lowrank.ops.attention.triton import is_precompiled_config
 
 # The widest of each pass; benchmarks/kernels.py compiles all.
@@ -128,3 +131,27 @@ def test_tiled_kernels_are_those_of_the_file():
     for one, some in recorded.items():
         low, high = (sum(ends) for ends in zip(*(kernels.predicted(kernel, one) for kernel in some), strict=True))
         assert 2 < low <= high < 60, one
+
+
+def test_tiles_are_those_that_were_timed_and_their_sum_is_the_measured_time():
+    timed = json.loads(kernels.RESULTS.with_name("gpu-tiles.json").read_text())["results"]
+    rules = {
+        "mixhead-a": (None, StaticMixing, "softmax"),
+        "mixhead-b": (None, PositionwiseMixing, "softmax"),
+        "talking-heads": (StaticMixing, StaticMixing, "softmax"),
+        "sigsoftmax": (None, None, "sigsoftmax"),
+    }
+    passes = ("averages", "attend", "query_gradients", "key_gradients", "value_gradients")
+    for name, heads in [*((name, 16) for name in rules), ("mixhead-a", 8)]:
+        own = passes if name != "talking-heads" else ("statistics", "row_sums", *passes[1:])
+        own = ("averages", "query_gradients", "key_gradients") if name == "sigsoftmax" else own
+        total = 0.0
+        for kernel in own:
+            together = 1 if name == "sigsoftmax" or kernel == "averages" else heads
+            tile = tile_of(kernel, together, 64, False, name == "mixhead-b" and together > 1)
+            # the pass of averages is one kernel for mixhead-a and mixhead-b
+            of = "mixhead-a" if kernel == "averages" and name == "mixhead-b" else name
+            (found,) = (row[8] for row in timed if row[:8] == [of, heads, 8192, kernel, *tile])
+            total += found
+        cell = gpu_times.Cell(*rules[name], heads, 64)
+        assert gpu_times.MEASURED[cell]["tiled"] == pytest.approx(total, abs=0.06)

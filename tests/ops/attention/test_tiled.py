@@ -32,7 +32,7 @@ RIGHT, ANYWHERE = padding(slice(13, None)), padding([0, 17], slice(0, LENGTH))
 PROBLEMS = {
     "one matrix, large tiles": ((None, StaticMixing), 4, (16, 16), {"few": False, "queries": 70, "keys": 70}),
     "padded heads and sizes": ((None, StaticMixing), 3, (10, 20), {"activation": "sigsoftmax"}),
-    "descriptors": ((None, StaticMixing), 16, (16, 16), {"descriptors": True}),
+    "16 heads": ((None, StaticMixing), 16, (16, 16), {}),
     "32 heads in chunks, more keys": ((None, StaticMixing), 32, (40, 64), {"queries": 16}),
     "matrices of queries, groups": ((None, PositionwiseMixing), 4, (16, 16), {"groups": (2, 1)}),
     "talking heads, window": (
@@ -54,7 +54,7 @@ PROBLEMS = {
         (None, None),
         2,
         (16, 16),
-        {"groups": (2, 1), "queries": 90, "keys": 90, "mask": AttentionMask(True, window=20)},
+        {"groups": (2, 1), "queries": 56, "keys": 56, "mask": AttentionMask(True, window=36)},
     ),
     "unmixed sigsoftmax, padding": (
         (None, None),
@@ -165,6 +165,8 @@ def test_what_it_cannot_compute_is_said():
     assert tiled.unsupported_reason(masked) == "a mask of queries and keys"
     with pytest.raises(ValueError, match=r"backend='tiled' cannot compute mixing of 32 heads of 128"):
         build_attention("mixhead-a", 4096, 32, backend="tiled")
+    unmixed, _ = problem("cpu", (None, None), 4, (53, 4))
+    assert tiled.unsupported_reason(unmixed) == "unmixed heads of size 53 (of multiples of 8 alone)"
     reason = tiled.device_unsupported_reason(torch.device("cuda"), torch.float32)
     assert reason == "its kernels compute only in bfloat16 and float16"
 
@@ -176,3 +178,12 @@ def test_small_calls_take_small_tiles_and_are_checked_apart():
     assert tiled_launch.tile_of("attend", 16, 64, True).rows == 16
     assert tiled_launch.tile_of("attend", 16, 64, False).rows == 32
     assert selfcheck._composition(small, "tiled") != selfcheck._composition(large, "tiled")
+
+
+def test_unmixed_heads_are_read_at_aligned_addresses(device):
+    """Columns of a wider tensor, whose rows begin at odd addresses, are copied. Mixed heads are read where they are."""
+    for rules, copied in (((None, None), True), ((None, StaticMixing), False)):
+        call, _ = problem(device, rules, 2, (16, 16))
+        columns = torch.zeros(1, 2, LENGTH, 17, dtype=call.v.dtype, device=device)[..., :16]
+        read = TiledLaunch(call.replace(v=columns), 0).v
+        assert (read.data_ptr() != columns.data_ptr()) == copied and torch.equal(read, columns)

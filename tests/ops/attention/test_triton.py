@@ -1,6 +1,7 @@
 """The triton backend: on a GPU (--device cuda), or interpreted on the CPU (TRITON_INTERPRET=1, see test_triton_here.py)."""
 
 import importlib
+import itertools
 import warnings
 from collections import Counter
 from types import SimpleNamespace
@@ -21,7 +22,6 @@ from fairseq_lowrank.ops.attention import launch, selfcheck, triton
 from fairseq_lowrank.ops.attention.tree import TensorTree
 
 HEADS, LENGTH = 3, 20
-TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 
 
 @pytest.fixture(autouse=True)
@@ -90,15 +90,15 @@ def values_and_gradients(built, backend, **options):
     return {"heads": heads.detach(), **dict(zip(parts, gradients, strict=True))}
 
 
-def assert_near_reference(built, dtype=torch.float32):
-    """‖x − reference‖ / ‖reference‖ of the heads and all gradients, the reference in float64 of the narrow numbers."""
-    narrow = {name: narrowed(part, dtype) for name, part in built.items()}
+def assert_near_reference(built):
+    """‖x − reference‖ / ‖reference‖ of the heads and all gradients in float32, the reference in float64 of these numbers."""
+    narrow = {name: narrowed(part, torch.float32) for name, part in built.items()}
     expected = values_and_gradients({name: narrowed(part, torch.float64) for name, part in narrow.items()}, "reference")
     actual = values_and_gradients(narrow, "triton")
-    assert actual["heads"].dtype == dtype
+    assert actual["heads"].dtype == torch.float32
     for name, value in expected.items():
         distance = (actual[name].double() - value).norm() / value.norm().clamp(min=1e-2)
-        assert distance < TOLERANCE[dtype], f"{name}: {distance:.1e}"
+        assert distance < 1e-5, f"{name}: {distance:.1e}"
     return actual
 
 
@@ -121,7 +121,7 @@ PROBLEMS = {
     "mixed scores": {"score_mixing": "static", "activation": "sigsoftmax"},
     "diagonal before": {"score_mixing": "diagonal", "prob_mixing": "positionwise"},
     "diagonal": {"prob_mixing": "diagonal", "activation": "sigsoftmax"},
-    "plain": {"queries": 70, "keys": 70, "heads": 2},
+    "plain": {"queries": 40, "keys": 40, "heads": 2},
     "batch, padding": {"prob_mixing": "static", "batch": 2, "mask": lambda: random_mask(2)},
     "bool mask": {"prob_mixing": "static", "mask": lambda: random_mask(1, additive=torch.bool, causal=True)},
     "float mask": {"prob_mixing": "positionwise", "mask": lambda: random_mask(1, additive=torch.float64)},
@@ -152,7 +152,7 @@ def test_values_and_gradients_are_the_references(name, device):
 @pytest.mark.parametrize("mixing", ["static", "positionwise"])
 def test_mixing_is_that_by_pytorchs_own_kernels(mixing, device):
     """An oracle on any device that shares no code with these kernels nor with the reference."""
-    built = problem(device, prob_mixing=mixing, heads=4, groups=(4, 2), queries=40, keys=40)
+    built = problem(device, prob_mixing=mixing, heads=4, groups=(4, 2), queries=24, keys=24)
     built = {name: narrowed(part, torch.float32) for name, part in built.items()}
     expected = values_and_gradients(built, "sdpa")
     for name, found in values_and_gradients(built, "triton").items():
@@ -170,12 +170,13 @@ def test_half_precision_is_the_formula_rounded_where_the_kernels_round(dtype, ru
     tensors = [call.scores.q, call.scores.k, call.v, *(m.weight for m in (call.score_mixing, call.prob_mixing) if m)]
     found = [heads.detach(), *torch.autograd.grad(heads, tensors, cotangent)]
     for one, other in zip(found, heads_and_gradients(call, cotangent, merged=False), strict=True):
-        assert (one.double() - other).norm() < 4e-3 * other.norm()
+        assert (one.double() - other).norm() < 2e-3 * other.norm()
 
 
 def test_heads_of_128_are_computed_in_parts(device):
-    """On a GPU no program has registers for all columns."""
-    assert_near_reference(problem(device, prob_mixing="static", score_mixing="static", heads=2, dims=(128, 100)))
+    """On a GPU no program has registers for all columns, and in float32 no shared memory for mixed scores too."""
+    before = "static" if device == "cpu" else "none"
+    assert_near_reference(problem(device, prob_mixing="static", score_mixing=before, heads=2, dims=(128, 100)))
 
 
 def test_queries_without_keys_give_zeros_and_no_gradient(device):
@@ -339,6 +340,7 @@ def held(device, monkeypatch):
     operation = importlib.import_module("fairseq_lowrank.ops.attention")
     preferred = operation._Preference(triton=(torch.bfloat16,))
     monkeypatch.setitem(operation._PREFERENCES, torch.device(device).type, preferred)
+    monkeypatch.setattr(operation.gpu_times, "kernels", lambda call: ["triton"])
     built = problem(device, prob_mixing="static", heads=8, dims=(32, 32))
     built = {name: narrowed(part, torch.bfloat16) for name, part in built.items()}
     assert triton.is_precompiled_config(call_of(**built))
@@ -442,10 +444,10 @@ def test_right_kernels_pass_their_check_once_for_each_composition(device, checke
 
 def test_kernels_that_do_not_fit_are_not_wrong(device, capsys, monkeypatch):
     larger = selfcheck.SelfCheckResult("OutOfResources: 268288", "shared memory", fits=False)
-    results = iter([larger, selfcheck.SelfCheckResult(None), larger])
+    results = itertools.chain([larger, selfcheck.SelfCheckResult(None)], itertools.repeat(larger))
     monkeypatch.setattr(selfcheck, "self_check", lambda *call: next(results))
     assert main(["check-kernels", "--cases", "3", "--device", device, "--dtype", "float32"]) == 0
-    assert capsys.readouterr().out == (
+    assert capsys.readouterr().out.startswith(
         "2 of 3 random cases need more shared memory than this GPU has, and were not computed\n1 random cases: all right\n"
     )
 
@@ -469,7 +471,7 @@ def test_the_command_checks_random_cases(device, checked, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("dtype", "rules", "sizes"),
     [
-        (torch.float32, (StaticMixing, None), (1, 12, 23, 7, 110, 58)),
+        (torch.float32, (StaticMixing, None), (1, 12, 23, 7, 50, 58)),
         (torch.bfloat16, (None, PositionwiseMixing), (1, 2, 9, 1, 43, 120)),
     ],
     ids=str,
@@ -512,6 +514,7 @@ def test_env_shows_the_result_of_the_check(device, capsys, monkeypatch):
 
     calls = {"mixhead-a": None, "mixhead-b": None}
     monkeypatch.setattr(check_kernels, "common_calls", lambda device: calls)
+    monkeypatch.setattr(check_kernels, "choices", lambda device, dtype: {})
     assert [state for _, state in env.kernels()] == ["equal to the reference"]
     monkeypatch.setattr(selfcheck, "self_check", lambda *call: selfcheck.SelfCheckResult("q by 0.3"))
     (row,) = env.kernels()
