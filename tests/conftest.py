@@ -90,6 +90,25 @@ def quick_commands():
         yield
 
 
+@pytest.fixture(scope="session")
+def warm_python():
+    """The folder of a Python whose processes start quickly, and of the commands that it runs."""
+    from warm_python import WarmPython
+
+    warm = WarmPython()
+    yield warm.folder
+    warm.close()
+
+
+@pytest.fixture
+def quick_starts(warm_python, monkeypatch):
+    """Processes that a test starts by `sys.executable`, or by the folder of it, start quickly.
+
+    A test of the start itself (what is imported, or what an installed package needs) does without.
+    """
+    monkeypatch.setattr("sys.executable", str(warm_python / "python"))
+
+
 @pytest.fixture(autouse=True)
 def seed():
     """The same random numbers in a test, whichever ran before it."""

@@ -40,15 +40,18 @@ def run(program: str) -> subprocess.CompletedProcess:
     )
 
 
+@pytest.mark.usefixtures("quick_starts")
 def test_fairseq_alone_does_not_read_optional_types_of_python_3_14():
     assert "str | None is not callable" in run(OPTIONAL_OF_PYTHON_3_14 + IMPORT).stderr
 
 
+@pytest.mark.usefixtures("quick_starts")
 def test_fairseq_imports_with_optional_types_of_python_3_14():
     ended = run(OPTIONAL_OF_PYTHON_3_14 + REPAIRED + IMPORT)
     assert ended.returncode == 0, ended.stderr
 
 
+@pytest.mark.usefixtures("quick_starts")
 def test_a_failed_import_leaves_no_half_of_fairseq():
     broken = "import sys\nsys.modules['fairseq.criterions'] = None\n"
     check = "try:\n    import_fairseq()\nexcept ImportError:\n    assert 'fairseq' not in sys.modules\nelse:\n    raise SystemExit(1)\n"

@@ -24,6 +24,7 @@ sys.exit(cli.main(["env"]))
 """
 
 
+@pytest.mark.usefixtures("quick_starts")
 def test_env_names_packages_without_metadata():
     ended = subprocess.run([sys.executable, "-c", WITHOUT_METADATA], capture_output=True, text=True)
     rows = dict(line.split(maxsplit=1) for line in ended.stdout.partition("\npatch ")[0].splitlines())

@@ -58,6 +58,7 @@ assert sum(name.endswith(".plugin.patches") for name in sys.modules) == 1
 """
 
 
+@pytest.mark.usefixtures("quick_starts")
 @pytest.mark.parametrize(
     "program",
     [
@@ -106,10 +107,12 @@ def link(tmp_path):
     return tmp_path / "lowrank"
 
 
+@pytest.mark.usefixtures("quick_starts")
 def test_link_of_another_name_is_the_same_plugin(link):
     assert "refused" not in run(f"import fairseq_lowrank.attention\n{given(link)}{IS_REGISTERED}{ACTIVE_ONCE}")
 
 
+@pytest.mark.usefixtures("quick_starts")
 def test_user_dir_names_the_folder_to_give(tmp_path, link):
     copy = tmp_path / "copies" / "fairseq_lowrank"
     copy.mkdir(parents=True)
@@ -120,6 +123,7 @@ def test_user_dir_names_the_folder_to_give(tmp_path, link):
     assert f"another copy, {PACKAGE}" in other
 
 
+@pytest.mark.usefixtures("quick_starts")
 def test_folder_of_another_name_ends_a_command_in_one_line(tmp_path, link):
     """Nothing of this package has been imported before."""
     renamed = tmp_path / "renamed"

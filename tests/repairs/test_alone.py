@@ -26,6 +26,7 @@ assert args.attention == "mixhead-a" and "lowrank_transformer" in ARCH_MODEL_REG
 """
 
 
+@pytest.mark.usefixtures("quick_starts")
 def test_repairs_alone_bring_no_attention_until_it_is_asked_for():
     done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

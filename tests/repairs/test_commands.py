@@ -28,6 +28,7 @@ def run(*command, **environment):
     )
 
 
+@pytest.mark.usefixtures("quick_starts")
 def test_programs_get_the_exceptions_of_fairseq():
     """Also those of a command's main function, and of its console entry point."""
     script = """
@@ -48,6 +49,7 @@ for call in (lambda: checkpoint_utils.load_checkpoint_to_cpu("nope.pt"), lambda:
     assert len(done.stdout.split()) == 3 and done.stdout.split()[-1] == "UserError"
 
 
+@pytest.mark.usefixtures("quick_starts")
 def test_uncaught_exceptions_of_other_programs_are_pythons():
     done = run(sys.executable, "-c", "import fairseq_lowrank.plugin\nraise fairseq_lowrank.messages.UserError('mine')")
     assert (
@@ -67,12 +69,14 @@ def test_command_ends_a_mistake_in_one_line(command, tmp_path):
     assert "Traceback" not in done.stderr and ": error: /nothing: " in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.usefixtures("quick_starts")
 def test_variable_shows_the_traceback_of_a_mistake():
     done = run(Path(sys.executable).with_name("fairseq-train"), "/nothing", *TRAIN, LOWRANK_TRACEBACK="1")
     assert done.returncode == 2
     assert "Traceback" in done.stderr and ": error: /nothing: " in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.usefixtures("quick_starts")
 def test_command_shows_an_unexpected_exception_in_full(translation_data, tmp_path):
     """Its traceback, with the place in fairseq, and then one last line."""
     (tmp_path / "file").touch()
@@ -107,6 +111,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.usefixtures("quick_starts")
 @pytest.mark.parametrize(("error", "code", "tracebacks"), [("UserError('mine')", 2, 0), ("KeyError('theirs')", 1, 1)])
 def test_spawned_workers_end_like_commands(tmp_path, error, code, tracebacks):
     script = tmp_path / "script.py"
@@ -118,6 +123,7 @@ def test_spawned_workers_end_like_commands(tmp_path, error, code, tracebacks):
     assert ("mine" if code == 2 else "theirs") in done.stderr
 
 
+@pytest.mark.usefixtures("quick_starts")
 def test_help_shows_the_attention_flags_and_those_of_the_architecture(fairseq_command, capsys):
     plugin = ["--user-dir", REPOSITORY / "fairseq_lowrank"]
     with pytest.raises(SystemExit) as exit:

@@ -122,6 +122,7 @@ def test_untested_versions_give_one_warning(monkeypatch, recwarn, tested, warnin
     assert len(recwarn) == warnings
 
 
+@pytest.mark.usefixtures("quick_starts")
 def test_env_prints_the_table():
     done = subprocess.run(
         [sys.executable, "-m", "fairseq_lowrank.cli", "env", "--json"], capture_output=True, text=True
