@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from published_tiny_bert import publish
+from warm_python import python_of_shells
 
 from experiments.recipes import sizes
 from experiments.recipes.__main__ import main
@@ -48,7 +49,7 @@ def shell(name: str, *arguments: str, **variables) -> subprocess.CompletedProces
     """Run a recipe with nothing in its environment but these variables and where things are."""
     here = ("PATH", "HOME", "LOWRANK_DATA", "CUDA_VISIBLE_DEVICES")
     environment = {key: os.environ[key] for key in here if key in os.environ}
-    environment |= {key: str(value) for key, value in variables.items()}
+    environment |= python_of_shells() | {key: str(value) for key, value in variables.items()}
     command = ["bash", ROOT / "examples" / name, *arguments]
     return subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
@@ -180,6 +181,7 @@ def test_a_recipe_without_a_published_model_refuses_bert(recipe, tmp_path):
     assert "config.json does not exist" in recipe("mixhead/table5.sh", BERT=tmp_path, fails=True).stdout
 
 
+@pytest.mark.usefixtures("quick_starts")
 def test_a_published_bert_is_fine_tuned_in_a_smoke_run(slices, tmp_path):
     publish(tmp_path / "tiny-bert", max_position_embeddings=64)
     settings = {"SMOKE": 1, "ROWS": "mixhead-b@sst-2", "LOWRANK_DATA": slices, "BERT": tmp_path / "tiny-bert"}
@@ -252,6 +254,7 @@ def slices(corpus, tmp_path_factory):
     return root
 
 
+@pytest.mark.usefixtures("quick_starts")
 @pytest.mark.parametrize(
     "name, row, metric, prepare",
     [
@@ -540,6 +543,7 @@ def test_wmt14_has_the_learning_rate_of_fairseqs_recipe_for_each_size(recipe):
     assert rates == {"lowrank_transformer_wmt_en_de": {"0.0007"}, "lowrank_transformer_wmt_en_de_big": {"0.0005"}}
 
 
+@pytest.mark.usefixtures("quick_starts")
 @pytest.mark.parametrize("data", ["", "missing"])
 def test_a_recipe_without_its_corpus_says_what_to_get_and_leaves_nothing_behind(tmp_path, data):
     work = {"LOWRANK_WORK": tmp_path / "work", "RESULTS": tmp_path / "results.jsonl"}
@@ -551,6 +555,7 @@ def test_a_recipe_without_its_corpus_says_what_to_get_and_leaves_nothing_behind(
     assert not (tmp_path / "results.jsonl").exists() and not (tmp_path / "work" / "runs").exists()
 
 
+@pytest.mark.usefixtures("quick_starts")
 def test_help_says_what_the_rows_cost():
     shown = shell("mixhead/table4.sh", "--help", ROWS="h4-mha h4-mixhead-b").stdout
     assert re.search(

@@ -7,21 +7,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from warm_python import python_of_shells
 
 pytestmark = pytest.mark.usefixtures("quick_starts")
 
 SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "quickstart.sh"
 
 
-def python_of_tests() -> dict[str, str]:
-    """Return a variable that lets a shell take the Python of these tests, although the script prefers that of the clone."""
-    return {"BASH_FUNC_python%%": f'() {{ {sys.executable} "$@"; }}'}
-
-
 def quickstart(*arguments: str, **variables: str) -> subprocess.CompletedProcess:
     """Run the script in the Python of these tests, from another directory."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = os.environ | {"PATH": path, "SETUP": "0", "THREADS": "1"} | python_of_tests() | variables
+    environment = os.environ | {"PATH": path, "SETUP": "0", "THREADS": "1"} | python_of_shells() | variables
     return subprocess.run([SCRIPT, *arguments], env=environment, cwd="/", capture_output=True, text=True)
 
 
@@ -100,6 +96,6 @@ def test_results_are_kept_in_the_clone(tmp_path):
         (clone / name).symlink_to(SCRIPT.parent.parent / name)
     environment = {name: value for name, value in os.environ.items() if name != "LOWRANK_WORK"}
     environment |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "SETUP": "0", "DRY_RUN": "1"}
-    environment |= python_of_tests()
+    environment |= python_of_shells()
     said = subprocess.run([clone / "scripts" / "quickstart.sh"], env=environment, capture_output=True, text=True)
     assert said.returncode == 0 and f"--save-dir {clone}/work/runs/" in said.stderr

@@ -156,7 +156,7 @@ def run(question: dict) -> None:
     import torch
 
     words, options, environment = (question[name] for name in ("words", "options", "environment"))
-    warm, real = os.path.dirname(sys.executable), os.path.dirname(os.path.realpath(f"{sys.prefix}/bin/pip"))
+    warm, real = os.path.dirname(sys.executable), f"{sys.prefix}/bin"
     where = environment.get("PATH", "").split(os.pathsep)
     environment["PATH"] = os.pathsep.join(warm if path == real else path for path in where)
     os.chdir(question["folder"])
@@ -202,6 +202,11 @@ def end(code: int | str | None) -> None:
         if not file.closed:
             file.flush()
     os._exit(code if isinstance(code, int) else int(code is not None))
+
+
+def python_of_shells() -> dict[str, str]:
+    """Return the variable by which a shell takes this `sys.executable`, although a script prefers that of its clone."""
+    return {"BASH_FUNC_python%%": f'() {{ {sys.executable} "$@"; }}'}
 
 
 class WarmPython:
