@@ -21,6 +21,8 @@ from fairseq_lowrank import cli
 from fairseq_lowrank.attention import PRESETS
 from fairseq_lowrank.models.transformer import LowrankTransformerModel
 
+pytestmark = pytest.mark.usefixtures("quick_starts")
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 SEARCHED = ("mixhead-b", "mhe-mul")
 ARCH = ["--arch", "lowrank_transformer_iwslt_de_en"]

@@ -74,6 +74,7 @@ def test_an_installed_package_serves_from_any_folder(translation_data, tmp_path)
     assert run("fairseq-generate", translation_data, *plugin, *model, *QUICKLY, **where).count("\nH-") == 12
 
 
+@pytest.mark.usefixtures("quick_starts")
 def test_another_plugin_may_import_this_one(translation_data, tmp_path):
     (tmp_path / "my_plugin").mkdir()
     (tmp_path / "my_plugin" / "__init__.py").write_text(
@@ -110,6 +111,7 @@ def test_hydra_trains_fairseqs_own_language_model_with_a_flag_of_ours(language_m
     assert "mixing='positionwise'" in output and "done training" in output
 
 
+@pytest.mark.usefixtures("quick_starts")
 def test_hydra_trains_a_model_named_on_its_command_line(translation_data, tmp_path, fairseq_command):
     output = run(
         "fairseq-hydra-train",

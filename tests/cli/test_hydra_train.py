@@ -63,6 +63,7 @@ def test_hydra_train_prints_hydras_help(hydra_command, python_3_14):
     assert "--shell-completion" in output and "Install or Uninstall shell completion" in output
 
 
+@pytest.mark.usefixtures("quick_starts")
 def test_hydra_train_trains_with_our_attention(translation_data, tmp_path):
     model = {"encoder_layers": 1, "encoder_embed_dim": 16, "encoder_ffn_embed_dim": 16, "decoder_layers": 1}
     words = [

@@ -68,6 +68,7 @@ def test_no_other_source_is_taken_where_sentences_have_none(trained):
         sentence_losses(*load_model(trained("mixhead-b")), "valid", own_source=False)
 
 
+@pytest.mark.usefixtures("quick_starts")
 def test_the_script_of_source_use_appends_a_line_a_run_once(trained, tmp_path, request):
     run = tmp_path / "h4-mhe-seed3-0a1b"
     (run / "checkpoints").mkdir(parents=True)

@@ -232,6 +232,7 @@ def test_missing_weights_of_attention_are_refused(tmp_path):
         pretrained.load(folder)
 
 
+@pytest.mark.usefixtures("quick_starts")
 def test_the_commands_need_transformers_and_no_fairseq(tmp_path, text):
     folder = saved(tmp_path / "model", preset="mixhead-a")
     commands = [
