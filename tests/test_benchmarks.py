@@ -230,6 +230,7 @@ def test_each_measurement_of_a_gpu_ends_within_nine_minutes(command):
     assert sum(limits) + kill * len(limits) < 9 * 60
 
 
+@pytest.mark.usefixtures("quick_starts")
 def test_generation_is_compared_with_fairseq_in_a_process_without_this_package(
     translation_data, fairseq_command, tmp_path
 ):
