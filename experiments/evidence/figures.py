@@ -46,13 +46,11 @@ def nearest() -> Figure:
 
 def cut() -> Figure:
     """Return what cuts of published models cost on WikiText-2, with the longest row of each model."""
-    longest: dict[str, dict] = {}
-    for line in measure.read(RESULTS / "evidence-published-models.jsonl"):
-        known = longest.get(line["model"], {"tokens_of_basis": 0})
-        if line["text"] == "wikitext-2" and line["tokens_of_basis"] > known["tokens_of_basis"]:
-            longest[line["model"]] = line
-    longest.pop(published_models.QUANTISED, None)  # the control lies on its model's line
-    return published_models.figure(longest.values())
+    lines = published_models.longest(measure.read(RESULTS / "evidence-published-models.jsonl"))
+    control = published_models.QUANTISED  # it lies on its model's line
+    return published_models.figure(
+        [line for line in lines if line["text"] == "wikitext-2" and line["model"] != control]
+    )
 
 
 def time_on_gpu() -> Figure:

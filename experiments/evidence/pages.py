@@ -138,7 +138,9 @@ TABLES: dict[str, dict[tuple[str, ...], Filler]] = {
     "published-models": {
         ("difference", "RTE"): each(accuracy),
         ("model, text, sequences",): whole(
-            lambda: published_models.table(measure.read(RESULTS / "evidence-published-models.jsonl"))
+            lambda: published_models.table(
+                published_models.longest(measure.read(RESULTS / "evidence-published-models.jsonl"))
+            )
         ),
     },
     "measure": {("need by seed",): each(need)},

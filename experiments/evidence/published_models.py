@@ -169,6 +169,14 @@ def outcomes(lines: list[Line]) -> dict[str, str]:
     return {name: rule(lines) for name, rule in PREDICTIONS.items()}
 
 
+def longest(lines: Iterable[Line]) -> list[Line]:
+    """Return the line of each model and text whose basis had the most tokens."""
+    found: dict[tuple[str, str], Line] = {}
+    for line in sorted(lines, key=lambda line: line["tokens_of_basis"]):
+        found[line["model"], line["text"]] = line
+    return sorted(found.values(), key=lambda line: (line["size"], line["model"]))
+
+
 def table(lines: Iterable[Line]) -> str:
     """Return the page's table, in Markdown."""
     rows = [

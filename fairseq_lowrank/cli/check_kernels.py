@@ -138,8 +138,8 @@ def random_calls(
         mask = AttentionMask(causal, padding, additive)
         call = random_call(generator, device, dtype, batch, heads, shapes, rules, mask, activation, None)
         if refused(call) is not None:
-            sizes = (min(32, -(-size // 8) * 8) for size in (dim, value_dim))
-            mask, shapes = AttentionMask(causal, padding), (*shapes[:4], *sizes)
+            small, small_value = (min(32, -(-size // 8) * 8) for size in (dim, value_dim))
+            mask, shapes = AttentionMask(causal, padding), (*shapes[:4], small, small_value)
             call = random_call(generator, device, dtype, batch, heads, shapes, rules, mask, activation, None)
         yield call
 
