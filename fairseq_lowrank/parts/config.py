@@ -164,5 +164,6 @@ def _check_weight(sizes: str, what: str, numbers: int) -> None:
     """
     if numbers > LARGEST_WEIGHT:
         raise ValueError(
-            f"{sizes}: {what} would hold {numbers:,} numbers; expected sizes that make at most {LARGEST_WEIGHT:,}"
+            f"{sizes}: {what} would hold {numbers:,} numbers; expected sizes that make at most {LARGEST_WEIGHT:,}. "
+            "Give smaller sizes, such as --head-dim or head_dim."
         )
