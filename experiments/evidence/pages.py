@@ -114,6 +114,12 @@ def language_model(name: str) -> Row:
     return new
 
 
+def tuned(name: str) -> Row:
+    """Return the loss of a language model after 2,000 updates at the rate that its name ends with."""
+    found = values("language-model", name, "test").values()
+    return {"2,000 updates": f"{fmean(found):.4f}", "seeds": str(len(found))}
+
+
 def accuracy(names: str) -> Row:
     """Return how far one row of the published BERT is ahead of another, in points."""
     new = {}
@@ -133,7 +139,7 @@ def need(model: str) -> Row:
 
 TABLES: dict[str, dict[tuple[str, ...], Filler]] = {
     "heads": {("method", "nearest point, 8 × 4"): each(held)},
-    "language-models": {("row", "m at 2,000"): each(language_model)},
+    "language-models": {("row", "m at 2,000"): each(language_model), ("row", "best rate"): each(tuned)},
     "translation": {("row", "4 heads of 32", "32 heads of 4"): whole(leads.markdown)},
     "published-models": {
         ("difference", "RTE"): each(accuracy),
