@@ -170,10 +170,11 @@ def outcomes(lines: list[Line]) -> dict[str, str]:
 
 
 def longest(lines: Iterable[Line]) -> list[Line]:
-    """Return the line of each model and text whose basis had the most tokens."""
+    """Return the line of each model and text whose basis had the most tokens, without the quantised control."""
     found: dict[tuple[str, str], Line] = {}
     for line in sorted(lines, key=lambda line: line["tokens_of_basis"]):
-        found[line["model"], line["text"]] = line
+        if line["model"] != QUANTISED:
+            found[line["model"], line["text"]] = line
     return sorted(found.values(), key=lambda line: (line["size"], line["model"]))
 
 
