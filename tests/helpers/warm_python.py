@@ -231,8 +231,10 @@ class WarmPython:
         self.server.stdout.readline()
 
     def close(self) -> None:
-        self.server.stdin.close()
+        # Its input does not end by closing it: workers of a data loader that were forked from here hold it too.
+        self.server.kill()
         self.server.wait()
+        self.server.stdin.close()
         self.server.stdout.close()
         self.temporary.cleanup()
 
