@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,17 +9,10 @@ import sharded_cases
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
+def results(tmp_path_factory, warm_python):
     """What both workers say of each case. They run all cases once, because they need seconds to start."""
     store = tmp_path_factory.mktemp("sharded") / "store"
-    command = [sys.executable, sharded_cases.__file__]
-    workers = [subprocess.Popen([*command, str(rank), str(store)]) for rank in (0, 1)]
-    try:
-        for worker in workers:
-            assert worker.wait(timeout=600) == 0
-    finally:
-        for worker in workers:
-            worker.kill()
+    subprocess.run([warm_python / "python", sharded_cases.__file__, store], check=True, timeout=600)
     return [json.loads(Path(f"{store}.{rank}").read_text(encoding="utf-8")) for rank in (0, 1)]
 
 

@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -76,46 +75,42 @@ TRAIN = [
         "--disable-validation",
     ),
 ]
-LAUNCHER = [sys.executable, "-m", "fairseq_lowrank.cli", "launch", "--workers", "2", "--", "fairseq-train"]
+LAUNCHER = ["-m", "fairseq_lowrank.cli", "launch", "--workers", "2", "--", "fairseq-train"]
+STOPPED = 7  # updates
 
 
 @pytest.fixture(scope="module")
-def trainings(translation_data, tmp_path_factory):
-    """Folders of a training by one process with --update-freq 2, of one by two workers, and of one that is stopped twice.
+def trainings(translation_data, tmp_path_factory, warm_python):
+    """Folders of a training by one process with --update-freq 2, of one by two workers, and of one that is stopped.
 
-    An epoch is 20 batches, so 10 updates; all end after 20. In the third training, a worker is killed in the sixth update, and all
-    start again from the checkpoint after the fourth. A signal to one worker then stops both.
+    An epoch is 20 batches, so 10 updates; the first two end after it. In the third training, a worker is killed in the
+    sixth update, and all start again from the checkpoint after the fourth. A signal to one worker then stops both.
     """
     folder = tmp_path_factory.mktemp("launch")
     plugin = folder / "recorder"
     plugin.mkdir()
     (plugin / "__init__.py").write_text(RECORDER)
 
-    def train(name, *command, flags=(), **variables):
-        (folder / name).mkdir(exist_ok=True)
+    def train(name, *command, **variables):
+        (folder / name).mkdir()
         variables |= {"PYTHONPATH": str(PACKAGE.parent), "OMP_NUM_THREADS": "1", "RECORDS": str(folder / name)}
-        done = subprocess.run(
+        return subprocess.run(
             [
-                *(*command, translation_data, *TRAIN, "--user-dir", plugin, *flags),
-                *("--save-dir", folder / name / "checkpoints", "--max-update", "20"),
+                *(warm_python / "python", *command, translation_data, *TRAIN, "--user-dir", plugin),
+                *("--save-dir", folder / name / "checkpoints", "--max-update", "10"),
             ],
             check=True,
             env=os.environ | variables,
             capture_output=True,
             text=True,
         )
-        return done
 
-    train("one", sys.executable, "-m", "fairseq_cli.train", "--update-freq", "2")
-    log = train("two", *LAUNCHER).stdout
+    train("one", "-m", "fairseq_cli.train", "--update-freq", "2")
+    log = train("two", *LAUNCHER, "--save-interval-updates", str(STOPPED)).stdout
     assert log.count("--ddp-backend pytorch_ddp needs a GPU; the workers use legacy_ddp") == 1
-    restarting = [*LAUNCHER[:4], "--max-restarts", "1", *LAUNCHER[4:]]
-    saving = ["--save-interval-updates", "2", "--keep-interval-updates", "1"]
-    said = train("stopped", *restarting, flags=saving, EVENTS="yes").stderr
+    restarting = [*LAUNCHER[:3], "--max-restarts", "1", *LAUNCHER[3:]]
+    said = train("stopped", *restarting, "--save-interval-updates", "2", EVENTS="yes").stderr
     assert said.splitlines()[-1].startswith("train.py: SIGUSR1: stopped after a whole update."), said
-    state = load_checkpoint(folder / "stopped" / "checkpoints" / "checkpoint_last.pt")
-    assert state["optimizer_history"][-1]["num_updates"] == 7
-    train("stopped", *LAUNCHER)
     return folder / "one", folder / "two", folder / "stopped"
 
 
@@ -128,7 +123,7 @@ def test_two_workers_train_as_one_process_with_twice_the_batches(trainings):
     batches = records(one, 0)
     expected = list(zip(batches[0::2], batches[1::2], strict=True))
     actual = list(zip(records(two, 0), records(two, 1), strict=True))
-    assert len(actual) == len(expected) == 20
+    assert len(actual) == len(expected) == 10
     for batches in zip(actual, expected, strict=True):
         losses = [sum(b["loss"] for b in update) / sum(b["size"] for b in update) for update in batches]
         assert losses[0] == pytest.approx(losses[1], abs=1e-4)
@@ -144,25 +139,30 @@ def test_two_workers_end_with_the_parameters_of_one_process(trainings):
         torch.testing.assert_close(two[name], parameter, atol=1e-4, rtol=0)
 
 
-def test_killed_and_stopped_workers_end_with_the_numbers_of_unbroken_ones(trainings):
+def test_killed_and_stopped_workers_have_the_numbers_of_unbroken_ones(trainings):
+    _, two, stopped = (folder / "checkpoints" for folder in trainings)
     stopped, unbroken = (
-        load_checkpoint(folder / "checkpoints" / "checkpoint_last.pt") for folder in (trainings[2], trainings[1])
+        load_checkpoint(stopped / "checkpoint_last.pt"),
+        load_checkpoint(two / f"checkpoint_1_{STOPPED}.pt"),
     )
+    assert stopped["optimizer_history"][-1]["num_updates"] == STOPPED
     for name in ("model", "last_optimizer_state"):
         torch.testing.assert_close(stopped[name], unbroken[name], atol=0, rtol=0)
+    positions = [state["extra_state"]["train_iterator"] for state in (stopped, unbroken)]
+    assert positions[0] == positions[1]
 
 
 def test_two_workers_see_different_sentences_and_together_all_of_them(trainings):
     _, two, _ = trainings
-    first, second = ([i for batch in records(two, worker)[:10] for i in batch["ids"]] for worker in (0, 1))
+    first, second = ([i for batch in records(two, worker) for i in batch["ids"]] for worker in (0, 1))
     assert not set(first) & set(second)
     assert sorted(first + second) == list(range(240))
 
 
-def test_reason_of_the_first_worker_is_the_last_line(trainings, translation_data):
+def test_reason_of_the_first_worker_is_the_last_line(trainings, translation_data, warm_python):
     _, two, _ = trainings
     flags = ["cross_entropy" if word == "recorded_cross_entropy" else word for word in TRAIN]
-    command = [*LAUNCHER, translation_data, *flags, "--attention", "mixhead-a"]
+    command = [warm_python / "python", *LAUNCHER, translation_data, *flags, "--attention", "mixhead-a"]
     ended = subprocess.run(
         [*command, "--save-dir", two / "checkpoints", "--max-update", "30"],
         env=os.environ | {"OMP_NUM_THREADS": "1"},

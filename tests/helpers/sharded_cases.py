@@ -1,4 +1,4 @@
-"""Cases for two workers, each a function of the worker's rank. Usage: sharded_cases.py RANK STORE."""
+"""Cases for two workers, each a function of the worker's rank. Usage: sharded_cases.py STORE."""
 
 import functools
 import json
@@ -12,6 +12,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+import torch.multiprocessing
 from safetensors.torch import load_file
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -304,4 +305,5 @@ def main(rank, store):
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    # Both workers are copies of this process, so that the libraries are imported once.
+    torch.multiprocessing.start_processes(main, (sys.argv[1],), nprocs=2, start_method="fork")

@@ -5,7 +5,7 @@ fairseq nor this package, so their imports, the order of these and `--user-dir` 
 
 `WarmPython.folder` looks like the folder of the running Python. Its `python` and its commands are a small client. The
 client sends its arguments, directory, environment and open files to the server. It forwards signals to the child, and
-exits with the child's code. The real Python runs torchrun, Triton's interpreter and other options of the interpreter.
+exits with the child's code. The real Python runs Triton's interpreter and other options of the interpreter.
 """
 
 import array
@@ -35,7 +35,7 @@ LIBRARIES = (
     *("scipy.stats", "sacrebleu", "omegaconf", "hydra", "hydra.core.override_parser.overrides_parser"),
     "hydra.experimental",
 )
-MODULES = ("fairseq_cli", "fairseq_lowrank", "experiments")  # packages whose modules run warm under -m
+MODULES = ("fairseq_cli", "fairseq_lowrank", "experiments", "torch")  # packages whose modules run warm under -m
 
 CLIENT = """#!{python} -ISB
 import os, sys
@@ -58,7 +58,8 @@ import array, json, signal, socket, struct
 server = socket.socket(socket.AF_UNIX)
 server.connect({address!r})
 question = {{"words": words, "options": options, "folder": os.getcwd(), "environment": dict(os.environ), "mask": os.umask(0),
-    "ignored": [n for n in (1, 2, 10, 15) if signal.getsignal(n) == signal.SIG_IGN], "group": os.getpgrp()}}
+    "ignored": [n for n in (1, 2, 10, 15) if signal.getsignal(n) == signal.SIG_IGN], "group": os.getpgrp(),
+    "parent": os.getppid()}}
 os.umask(question["mask"])
 question["files"] = files = [int(f) for f in os.listdir("/proc/self/fd") if int(f) != server.fileno() and os.path.exists("/proc/self/fd/" + f)]
 data = json.dumps(question).encode()
@@ -151,6 +152,12 @@ def serve(listener: socket.socket) -> dict:
         return question
 
 
+def show_parent(number: int) -> None:
+    """Let this process see the parent of its client as its own. Processes that it forks see their real parents."""
+    process, real = os.getpid(), os.getppid
+    os.getppid = lambda: number if os.getpid() == process else real()
+
+
 def run(question: dict) -> None:
     """Run a program in this process as Python would."""
     import torch
@@ -161,6 +168,7 @@ def run(question: dict) -> None:
     environment["PATH"] = os.pathsep.join(warm if path == real else path for path in where)
     os.chdir(question["folder"])
     os.umask(question["mask"])
+    show_parent(question["parent"])
     os.environ.clear()
     os.environ.update(environment)
     torch.set_num_threads(int(environment.get("OMP_NUM_THREADS") or os.cpu_count()))

@@ -167,6 +167,7 @@ def test_parser_takes_the_command_line_if_it_gets_none(monkeypatch):
     assert options.parse_args_and_arch(options.get_eval_lm_parser()).path == __file__
 
 
+@pytest.mark.usefixtures("quick_starts")
 def test_each_of_two_workers_ends_with_a_code_that_is_not_0(tmp_path):
     noted = """
 import json, os, sys

@@ -147,6 +147,7 @@ def test_fairseqs_own_bert_learns_both_too(flags, brown, tmp_path, fairseq_comma
     assert any("mixing" in name for name in state) == ("mixhead-b" in flags)
 
 
+@pytest.mark.usefixtures("quick_starts")
 def test_two_workers_train_as_one_process_with_twice_the_batches(brown, tmp_path, fairseq_command):
     none = [word for flag in ("", "attention-", "pooler-") for word in (f"--{flag}dropout", "0")]
     flags = [brown, *TINY, *none, "--attention", "mixhead-b", "--max-update", "8", "--max-tokens-valid", "384"]
