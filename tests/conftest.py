@@ -71,22 +71,25 @@ def old_checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="session", autouse=True)
 def quick_commands():
-    """Spare each command of fairseq in this process two waits that change no result.
+    """Spare each command of fairseq in this process three waits that change no result.
 
     The garbage collector may take a data loader's queue before the loader, which then waits five seconds for its workers.
-    hydra takes a second to parse the 300 settings of a command, which are mostly the same in each.
+    hydra parses the 300 settings of a command, which are mostly the same in each. For each command, hydra also copies every
+    registered configuration, and then a second time those that it takes.
     """
     from torch.utils.data import _utils
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
         try:
+            from hydra.core.config_store import ConfigStore
             from hydra.core.override_parser.overrides_parser import OverridesParser
         except ImportError:  # without fairseq
             yield
             return
         parse = functools.cache(functools.partial(OverridesParser.parse_rule, OverridesParser.create()))
         patch.setattr(OverridesParser, "parse_rule", lambda _, text, rule: copy.copy(parse(text, rule)))
+        patch.setattr(ConfigStore, "__deepcopy__", lambda store, _: store, raising=False)
         yield
 
 
