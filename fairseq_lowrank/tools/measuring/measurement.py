@@ -137,9 +137,14 @@ def _cuts_of(layers: list[Layer], quick: bool) -> int:
     if quick:
         each = bisected + 2
         return each * (1 + _curves_of_sites(layers)) + bisected - 1
-    each = 3 + len(ranks_below(size))
-    values = 3 + len(ranks_below(max(layer.head_size for layer in layers), few=True))
+    each, values = _cuts_of_curve(size), _cuts_of_curve(max(layer.head_size for layer in layers), few=True)
     return each * (1 + _curves_of_sites(layers)) + bisected + values
+
+
+def _cuts_of_curve(size: int, *, few: bool = False) -> int:
+    """Return about how many ranks are tried for one curve: 0, the grid, and the bisections at each tolerance."""
+    grid = len(ranks_below(size, few=few))
+    return 1 + grid + len(STEPS) * round(math.log2(size / (1 + grid)))
 
 
 def _curves_of_sites(layers: list[Layer]) -> int:
@@ -201,7 +206,8 @@ class _Trial:
         A curve has the size, value and cost at each rank, what attention is worth, the needs, and their interval over sequences.
 
         Args:
-            refine: bisect between the ranks of the grid, and add the divergence of patterns and the interval.
+            refine: bisect between the ranks of the grid for the need at each tolerance, and add the divergence of patterns and
+                the interval. A quick measurement, and one of only some ranks, bisects for the tolerance of the verdict alone.
             known: values of ranks that need not be computed.
             below: compute and return only ranks below this one, and the size.
             worth: values at rank 0 that say what attention is worth, by default those of these layers.
@@ -231,17 +237,22 @@ class _Trial:
         for rank in [0, *grid]:
             if rank not in found and (below is None or rank < below):
                 compute(rank)
+        shares = [self.tolerance * step for step in STEPS]
         while refine:
-            need = least_rank(cost, found, self.tolerance)
-            tried = max((rank for rank in found if rank < need), default=need)
-            if need - tried <= 1:
+            between = []
+            for share in [self.tolerance] if self.quick or below is not None else shares:
+                need = least_rank(cost, found, share)
+                tried = max((rank for rank in found if rank < need), default=need)
+                if need - tried > 1:
+                    between.append((need + tried) // 2)
+            if not between:
                 break
-            compute((need + tried) // 2)
+            compute(between[0])
         uncut = _mean(self.uncut, indices)
         curve = {
             "size": size,
             "need": least_rank(cost, found, self.tolerance),
-            "needs": [[share, least_rank(cost, found, share)] for share in (self.tolerance * step for step in STEPS)],
+            "needs": [[share, least_rank(cost, found, share)] for share in shares],
             "ranks": [
                 {"rank": rank, "value": _mean(found[rank], indices), "cost": cost(rank)}
                 | ({"divergence_bits": divergences[rank]} if rank in divergences else {})

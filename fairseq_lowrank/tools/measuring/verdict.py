@@ -96,7 +96,7 @@ def _verdict(kind: str, where: str, curve: dict, result: dict) -> dict:
         own = result["cuts"]["own"]["all"]["need"]
         found["bracket"] = [own, need]
         text += f". The need is between {own} and {need} of {size}: {own} if each sequence may choose its directions"
-    text += ". By tolerance it is " + ", ".join(f"{rank} ({_percent(share)})" for share, rank in curve["needs"])
+    text += ". By tolerance it is at most " + ", ".join(f"{rank} ({_percent(share)})" for share, rank in curve["needs"])
     largest = max(layer["head_size"] for layer in result["layers"])
     if kind == "scores" and size > largest:
         text += f". The head size is {largest}; mixing of scores gives a head more directions"

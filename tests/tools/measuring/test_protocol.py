@@ -161,6 +161,18 @@ def test_bisection_ends_at_the_need(need):
     assert trial_of(20, 0.5, lambda rank, index: float(rank < need))["need"] == need
 
 
+@pytest.mark.parametrize("needs", [(20, 10, 5), (19, 17, 2), (7, 6, 6), (1, 1, 1)])
+def test_bisection_finds_the_need_at_each_tolerance(needs):
+    shares = (0.02, 0.1, 0.5)
+
+    def loss(rank, index):
+        return sum((0.03, 0.1, 0.87)[place] * (rank < need) for place, need in enumerate(needs))
+
+    assert trial_of(20, 0.1, loss)["needs"] == [
+        [pytest.approx(share), need] for share, need in zip(shares, needs, strict=True)
+    ]
+
+
 def test_interval_is_that_of_the_sequences_drawn():
     """Cuts to ranks 1 and 2 cost 1 % of what attention is worth, by one sequence of ten, which a quarter of draws has twice."""
     found = trial_of(3, 0.015, lambda rank, index: 10.0 if rank == 0 else float(index == 0 and rank < 3))

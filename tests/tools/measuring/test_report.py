@@ -73,7 +73,9 @@ def test_verdict_says_at_most_and_the_bracket():
     assert found["bracket"] == [5, 12]
     assert "At most 12 of 32 are needed (95 % interval 10 to 16): rank 12 costs 0 %" in found["text"]
     assert "The need is between 5 and 12 of 32: 5 if each sequence may choose its directions" in found["text"]
-    assert "By tolerance it is 12 (1 %), 12 (5 %), 12 (25 %)" in found["text"] and "10000 tokens" in found["text"]
+    assert (
+        "By tolerance it is at most 12 (1 %), 12 (5 %), 12 (25 %)" in found["text"] and "10000 tokens" in found["text"]
+    )
 
 
 def test_no_verdict_if_attention_hardly_matters_or_the_basis_is_small():
