@@ -5,6 +5,8 @@
 
 Each line has a model, a seed and what was measured. Lines that exist are kept, so an interrupted run resumes. A checkpoint that
 was trained elsewhere is measured by the command itself; `--add NAME SEED FILE` appends the first result of its measure.json.
+
+Lines without ``worth_share`` are of the first version of the measurement. Its tolerance is a share of the loss, and costs are too.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from experiments.controlled.runs import Journal, Method, origin_here
 from experiments.engine import refuse_dirty
 from fairseq_lowrank.files import regular_file
 from fairseq_lowrank.tools.measuring.layers import LayerSubject
-from fairseq_lowrank.tools.measuring.measurement import measure
+from fairseq_lowrank.tools.measuring.measurement import TOLERANCE, measure
 from fairseq_lowrank.tools.measuring.subject import BITS, Metric
 
 ROOT = Path(__file__).parents[2]
@@ -133,11 +135,31 @@ PREDICTIONS = {
     "E14": Prediction("language-32x4-6000", lambda line: line["need"] == 4, lambda line: line["need"] < 3),
     "E15": Prediction(
         "language-32x4-score-mixing-6000",
-        lambda line: line["value"] * dict(line["ranks"])[4] > 0.34,
-        lambda line: line["value"] * dict(line["ranks"])[4] < 0.1,
+        lambda line: loss_at(line, 4) > 0.34,
+        lambda line: loss_at(line, 4) < 0.1,
+    ),
+    "E16": Prediction("language-32x4-3e-3", lambda line: line["need"] == 4, lambda line: line["need"] < 4),
+    "E17": Prediction(
+        "language-32x4-3e-3", lambda line: line["needs"][2][1] < 4, lambda line: line["needs"][2][1] == 4
+    ),
+    "E18": Prediction("language-4x32-6e-3", lambda line: 17 <= line["need"] <= 28, lambda line: line["need"] <= 12),
+    "E19": Prediction(
+        "language-32x4-score-mixing-6e-3", lambda line: 16 < line["need"] <= 48, lambda line: line["need"] <= 4
     ),
 }
-"""By their names in results/predictions.json. E9 is about the share of the last quarter; see :func:`separates`."""
+"""By their names in results/predictions.json. E9 and E20 are about several models; see :func:`separates` and :func:`stands`."""
+ANSWERS = {
+    "patterns-16x4": (4, 4),
+    "patterns-4x16-rank8": (7, 9),
+    "patterns-4x16": (14, 16),
+    "point-8x4": (4, 4),
+    "point-1x32": (28, 32),
+    "point-8x4-score-mixing": (28, 32),
+    "language-32x4-3e-3": (4, 4),
+    "language-4x32-6e-3": (5, 28),
+    "language-32x4-score-mixing-6e-3": (5, 128),
+}
+"""The least and the greatest need that is right. An answer that is a number allows an eighth of it, the unit of verdicts."""
 LONGER = "-2000"
 """The end of the name of a model that had 2,000 updates, where the others of its kind had 400."""
 BOUND, FREE = ("point-8x4", "patterns-16x4"), ("patterns-4x16-rank8", "recall-1x64")
@@ -167,18 +189,43 @@ def separates(lines: Iterable[dict]) -> str:
     return "held" if min(bound) > 0.05 and max(free) < 0.01 else "unclear"
 
 
+def right_needs(lines: Iterable[dict]) -> dict[float, int]:
+    """Return by tolerance the number of lines whose need is right. Lines of the first version do not count."""
+    counts: dict[float, int] = {}
+    for line in lines:
+        if line["model"] in ANSWERS and "needs" in line:
+            least, greatest = ANSWERS[line["model"]]
+            for share, need in line["needs"]:
+                counts[share] = counts.get(share, 0) + (least <= need <= greatest)
+    return counts
+
+
+def stands(lines: Iterable[dict]) -> str:
+    """Return the outcome of E20: at the tolerance of the verdict every need is right; at another one more needs are right."""
+    lines = [line for line in lines if line["model"] in ANSWERS and "needs" in line]
+    if {line["model"] for line in lines} < ANSWERS.keys():
+        return "not run"
+    counts = right_needs(lines)
+    if counts[TOLERANCE] == len(lines):
+        return "held"
+    return "contradicted" if counts[TOLERANCE] < max(counts.values()) else "unclear"
+
+
 def outcomes(lines: Iterable[dict]) -> dict[str, str]:
     """Return the outcome of every prediction, by name."""
     lines = list(lines)
     found = {name: outcome(prediction, lines) for name, prediction in PREDICTIONS.items()}
-    return dict(sorted({**found, "E9": separates(lines)}.items(), key=lambda pair: int(pair[0][1:])))
+    found |= {"E9": separates(lines), "E20": stands(lines)}
+    return dict(sorted(found.items(), key=lambda pair: int(pair[0][1:])))
+
+
+def loss_at(line: dict, rank: int) -> float:
+    """Return how much loss a cut to a rank adds, in the unit of the metric."""
+    return dict(line["ranks"])[rank] * abs(line["value"]) * line.get("worth_share", 1)
 
 
 def line_of(model: str, seed: int, result: dict) -> dict:
-    """Return the numbers of a measurement that the page shows, and where they come from.
-
-    Lines without ``worth_share`` are of the first version of the measurement, whose tolerance is a share of the loss.
-    """
+    """Return the numbers of a measurement that the page shows."""
     curve, values = result["cuts"]["scores"]["all"], result["cuts"]["values"]["all"]
 
     def median(name: str) -> float:
@@ -198,7 +245,13 @@ def line_of(model: str, seed: int, result: dict) -> dict:
         "directions_90": median("directions_90"),
         "directions_99": median("directions_99"),
         "last_quarter": median("last_quarter"),
+        "tolerance": result["tolerance"],
         "worth_share": curve["worth_share"],
+        "needs": curve["needs"],
+        "own": result["cuts"]["own"]["all"]["need"],
+        "tokens_of_basis": result["tokens_of_basis"],
+        "sequences_held_out": result["sequences_held_out"],
+        "verdict": result["verdicts"][0]["verdict"],
     }
 
 
