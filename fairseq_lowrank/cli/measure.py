@@ -30,6 +30,7 @@ from pathlib import Path
 
 from fairseq_lowrank.cli import _output, spectrum
 from fairseq_lowrank.messages import FlagError, UserError, flag_name
+from fairseq_lowrank.tools.measuring.verdict import NONE, WORTH
 
 NAME = "measure"
 HELP = "which directions the heads of a trained model use, and what a cut to fewer costs"
@@ -148,14 +149,17 @@ def as_text(result: dict) -> str:
         body = [[result["metric"], *(f"{entry['value']:.3f}" for entry in curve["ranks"])]]
         if "second_metric" in result:
             body += [[result["second_metric"], *(f"{entry['second_value']:.3f}" for entry in curve["ranks"])]]
-        body += [["cost, % of worth", *(f"{100 * entry['cost']:.1f}" for entry in curve["ranks"])]]
+        if curve["worth_share"] >= WORTH:
+            body += [["cost, % of worth", *(f"{100 * entry['cost']:.1f}" for entry in curve["ranks"])]]
         lines += ["", _output.table(header, body)]
     lines += [
         "",
         "directions that hold 90 % and 99 % of the energy, and the share of the last quarter (median of heads)",
     ]
     header = ["layer", "heads", "one sequence", "one basis", "weights alone", "values", "need"]
-    needs = {(one["site"], one["layer"]): one["need"] for one in result["cuts"]["scores"].get("layers", ())}
+    judged = result["verdicts"][0]["verdict"] != NONE
+    layers = result["cuts"]["scores"].get("layers", ()) if judged else ()
+    needs = {(one["site"], one["layer"]): one["need"] for one in layers}
     body = [
         [
             f"{layer['site']} {layer['layer']}",

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fairseq_lowrank.tools.measuring.verdict import NONE
+
 LINES = {"encoder": "-", "decoder": "--", "cross": ":"}
 
 
 def plot_cuts(results: Sequence[dict]):
     """Return a figure of the loss against the rank of the scores: a thin line for each layer, a thick one for all layers.
 
-    A dashed line is that of a basis for each sequence alone. A point marks the need with its interval, and a vertical line the head
-    size. Models with different metrics are compared by cost in percent. A layer's line shows the loss of all held-out sequences,
+    A dashed line is that of a basis for each sequence alone. A point marks the need with its interval if there is a verdict, and a
+    vertical line the head size. Models with different metrics are compared by cost in percent. A layer's line shows the loss of all held-out sequences,
     changed by the layer's cost on its few sequences.
     """
     from matplotlib import colormaps
@@ -55,21 +57,22 @@ def plot_cuts(results: Sequence[dict]):
         )
         own = points(result["cuts"]["own"]["all"], result)
         axes.plot(*own, "--", color=dark, linewidth=2, label="all layers, a basis for each sequence", zorder=4)
-        at = values[ranks.index(curve["need"])]
-        low, high = curve["interval"]
-        bars = [[max(0, curve["need"] - low)], [max(0, high - curve["need"])]]
-        axes.errorbar(
-            [curve["need"]],
-            [at],
-            xerr=bars,
-            fmt="o",
-            color=dark,
-            markersize=8,
-            markerfacecolor="white",
-            capsize=4,
-            zorder=5,
-            label=f"need: rank {curve['need']} of {curve['size']} costs at most {100 * result['tolerance']:g} % of the worth",
-        )
+        if result["verdicts"][0]["verdict"] != NONE:
+            at = values[ranks.index(curve["need"])]
+            low, high = curve["interval"]
+            bars = [[max(0, curve["need"] - low)], [max(0, high - curve["need"])]]
+            axes.errorbar(
+                [curve["need"]],
+                [at],
+                xerr=bars,
+                fmt="o",
+                color=dark,
+                markersize=8,
+                markerfacecolor="white",
+                capsize=4,
+                zorder=5,
+                label=f"need: rank {curve['need']} of {curve['size']} costs at most {100 * result['tolerance']:g} % of the worth",
+            )
         for size in sorted({layer["head_size"] for layer in result["layers"]}):
             ticks.add(size)
             axes.axvline(size, color=dark, linewidth=1.2, linestyle=(0, (5, 3)), zorder=1)

@@ -1,6 +1,7 @@
 """Measurements of models of transformers, compared with singular values of whole matrices of logits in float64."""
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -9,10 +10,12 @@ import transformers
 from transformers_families import build
 
 from fairseq_lowrank import cli
+from fairseq_lowrank.cli.measure import as_text
 from fairseq_lowrank.huggingface import apply_attention, attention_calls, attention_modules
 from fairseq_lowrank.huggingface.models import small_config
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.ops import DotProduct
+from fairseq_lowrank.tools.measuring.figure import plot_cuts
 from fairseq_lowrank.tools.measuring.measurement import measure
 from fairseq_lowrank.tools.measuring.probe import Probe, factors
 from fairseq_lowrank.tools.transformers import subject as transformers_subject
@@ -260,9 +263,14 @@ def test_untrained_models_get_no_verdict(family):
             block.attn.c_proj.weight.data.zero_()
             block.attn.c_proj.bias.data.zero_()
             block.mlp.c_fc.weight.data *= 20
-    result = measure(TransformersSubject(model, texts(8), mask_token=3), family, quick=True)
-    assert [verdict["verdict"] for verdict in result["verdicts"]] == ["no verdict"]
+    result = measure(TransformersSubject(model, texts(8), mask_token=3), family)
+    assert {verdict["verdict"] for verdict in result["verdicts"]} == {"no verdict"}
     assert "attention patterns hardly matter here: no verdict" in result["verdicts"][0]["text"]
+    text = as_text(result)
+    assert "scores cut to rank" in text and "cost, % of worth" not in text
+    assert not re.search(r"%\) +\d+$", text, re.MULTILINE)  # layers have no need
+    (axes,) = plot_cuts([result]).axes
+    assert not any("need" in label.get_text() for label in axes.get_legend().get_texts())
 
 
 def test_sequences_of_a_masked_model_have_masks_that_differ():
