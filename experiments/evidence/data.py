@@ -445,32 +445,26 @@ def controlled(name: str, pairs: Iterable[tuple[str, str]] = ()) -> list[str]:
 
 
 def needs() -> list[str]:
-    """Return the needs of models whose answer is known, the loss at each rank, and needs at four tolerances."""
+    """Return the needs of models whose answer is known, and the loss at each rank."""
     found = measure.read(RESULTS / "evidence-measure.jsonl")
     curves = [
         [
             f"{line['model']}, {line['seed']}",
             number(line["value"], 4),
-            ", ".join(f"{rank} → {number(line['value'] * cost, 4)}" for rank, cost in line["ranks"]),
+            ", ".join(f"{rank} → {number(measure.loss_at(line, rank), 4)}" for rank, _ in line["ranks"]),
         ]
         for line in found
     ]
-    shares = (0.002, 0.01, 0.05, 0.25)
-    tolerances = [
-        [
-            f"{line['model']}, {line['seed']}",
-            str(line["answer"]),
-            *(str(min(rank for rank, cost in line["ranks"] if cost <= share)) for share in shares),
-        ]
-        for line in measure.read(RESULTS / "evidence-measure-tolerance.jsonl")
-    ]
+    counts = measure.right_needs(found)
+    right = ", ".join(f"{count} at {100 * share:g} %" for share, count in counts.items())
     return [
-        "## Needs\n\nThe tolerance is 1 % of the loss. In brackets: the 95 % interval over sequences. *Last quarter*: the share of the energy in the last quarter of the directions, median of heads.",
-        measure.table(found),
+        "## Needs\n\nNeeds at three tolerances, which are shares of what attention is worth. *Answer*: the needs that are right. In brackets: the 95 % interval over sequences. *From below*: each sequence chooses its directions. *Last quarter*: the share of the energy in the last quarter of the directions, median of heads.",
+        measure.table(measure.of_version(found, first=False)),
+        f"Right needs: {right}.",
+        "## Needs by the first version\n\nThe tolerance is 1 % of the *loss*. These lines have no commit, and their trainings were not repeated.",
+        measure.first_table(measure.of_version(found, first=True)),
         "## What a rank costs\n\nThe loss, and what it rises by at each rank.",
         table(("model, seed", "loss", "rank → cost"), curves),
-        "## Tolerances\n\nNeeds at four shares of what attention is worth.",
-        table(("model, seed", "answer", *(f"{100 * share:g} %" for share in shares)), tolerances),
     ]
 
 

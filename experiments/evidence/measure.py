@@ -192,8 +192,8 @@ def separates(lines: Iterable[dict]) -> str:
 def right_needs(lines: Iterable[dict]) -> dict[float, int]:
     """Return by tolerance the number of lines whose need is right. Lines of the first version do not count."""
     counts: dict[float, int] = {}
-    for line in lines:
-        if line["model"] in ANSWERS and "needs" in line:
+    for line in of_version(lines, first=False):
+        if line["model"] in ANSWERS:
             least, greatest = ANSWERS[line["model"]]
             for share, need in line["needs"]:
                 counts[share] = counts.get(share, 0) + (least <= need <= greatest)
@@ -202,7 +202,7 @@ def right_needs(lines: Iterable[dict]) -> dict[float, int]:
 
 def stands(lines: Iterable[dict]) -> str:
     """Return the outcome of E20: at the tolerance of the verdict every need is right; at another one more needs are right."""
-    lines = [line for line in lines if line["model"] in ANSWERS and "needs" in line]
+    lines = [line for line in of_version(lines, first=False) if line["model"] in ANSWERS]
     if {line["model"] for line in lines} < ANSWERS.keys():
         return "not run"
     counts = right_needs(lines)
@@ -256,19 +256,45 @@ def line_of(model: str, seed: int, result: dict) -> dict:
 
 
 def table(lines: Iterable[dict]) -> str:
-    """Return the page's table of needs, in Markdown."""
+    """Return the table of needs at the three tolerances, in Markdown."""
+    rows = [
+        "| model, seed | answer | loss | attention is worth | need at 0.2 % | at 1 % | at 5 % | from below | 90 %, 99 % of the energy | last quarter | values need |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for line in lines:
+        low, high = line["interval"]
+        first, need, last = (need for _, need in line["needs"])
+        answer = " to ".join(map(str, dict.fromkeys(ANSWERS.get(line["model"], ("–",)))))
+        rows.append(
+            f"| {line['model']}, {line['seed']} | {answer} | {line['value']:.3g} | {100 * line['worth_share']:.3g} % | {first} | "
+            f"{need} of {line['size']} ({low} to {high}) | {last} | {line['own']} | {_energy(line)}"
+        )
+    return "\n".join(rows)
+
+
+def first_table(lines: Iterable[dict]) -> str:
+    """Return the table of needs of the first version, in Markdown."""
     rows = [
         "| model, seed | loss | need | 90 %, 99 % of the energy | last quarter | values need |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for line in lines:
         low, high = line["interval"]
-        rows.append(
-            f"| {line['model']}, {line['seed']} | {line['value']:.3g} | {line['need']} of {line['size']} ({low} to {high}) | "
-            f"{line['directions_90']:g}, {line['directions_99']:g} | {100 * line['last_quarter']:.2g} % | "
-            f"{line['values_need']} of {line['values_size']} |"
-        )
+        need = f"{line['need']} of {line['size']} ({low} to {high})"
+        rows.append(f"| {line['model']}, {line['seed']} | {line['value']:.3g} | {need} | {_energy(line)}")
     return "\n".join(rows)
+
+
+def _energy(line: dict) -> str:
+    return (
+        f"{line['directions_90']:g}, {line['directions_99']:g} | {100 * line['last_quarter']:.2g} % | "
+        f"{line['values_need']} of {line['values_size']} |"
+    )
+
+
+def of_version(lines: Iterable[dict], first: bool) -> list[dict]:
+    """Return the lines of the first version of the measurement, or the others."""
+    return [line for line in lines if ("worth_share" not in line) == first]
 
 
 def read(path: Path) -> list[dict]:
@@ -308,7 +334,7 @@ def main(argv: list[str] | None = None) -> None:
                 append(args.results, line_of(name, seed, measure(build(seed), name)))
                 print(f"{name}, seed {seed}: {time.process_time() - start:.0f} s", file=sys.stderr)
     lines = read(args.results)
-    print(table(lines))
+    print(table(of_version(lines, first=False)))
     for name, found in outcomes(lines).items():
         print(f"{name}: {found}")
 

@@ -74,7 +74,7 @@ def test_weights_are_rounded_to_sixteen_levels_a_block(tmp_path):
 def test_recipe_skips_rows_with_a_line(tmp_path):
     results = tmp_path / "lines.jsonl"
     for text in ("wikitext-2", "film-reviews"):
-        append(results, line(published.SMOLLM2, 40, text, size=64) | {"setting": "16x64"})
+        append(results, line(published.SMOLLM2, 40, text, size=64) | {"setting": "65x64"})
     command = f"""
     python() {{
         if [ "$2" = fairseq_lowrank.cli ]; then echo "MEASURED $*" >>{tmp_path}/calls; mkdir -p "${{@: -1}}"
@@ -93,7 +93,7 @@ def test_recipe_skips_rows_with_a_line(tmp_path):
     variables = {
         "REAL": sys.executable,
         "RESULTS": str(results),
-        "SETTINGS": "16x64",
+        "SETTINGS": "65x64 64x8",
         "LOWRANK_WORK": str(tmp_path / "work"),
         "LOWRANK_DATA": str(tmp_path / "data"),
     }
@@ -112,7 +112,9 @@ def test_recipe_skips_rows_with_a_line(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     calls = (tmp_path / "calls").read_text().splitlines()
-    assert len(calls) == 2 and all(f"--transformers {other} " in call for call in calls)
-    assert all("--length 64 --sequences 16 --no-layers" in call for call in calls)
+    long, short = calls[:2], calls[2:]
+    assert len(short) == 4 and all(f"--transformers {other} " in call for call in long)
+    assert all("--length 64 --sequences 65 --no-layers" in call for call in long)
+    assert all("--length 8 --sequences 64 --output" in call for call in short)
     shown = subprocess.run(["bash", ROOT / "examples/evidence/published_models.sh"], capture_output=True, text=True)
     assert shown.returncode == 2 and "published_models.sh MODEL" in shown.stdout

@@ -225,6 +225,7 @@ def cuts_of(label):
     whole = {"size": 16, "ranks": ranks, "need": 8, "interval": (4, 16), "worth": 1.0}
     layers = [{"site": site, "layer": layer, **whole} for site in ("encoder", "decoder", "cross") for layer in range(3)]
     about = {"label": label, "metric": "bits per token", "less_is_better": True, "tolerance": 0.01, "value": 5.0}
+    about["verdicts"] = [{"verdict": "few"}]
     return about | {
         "layers": [{"head_size": 16}],
         "cuts": {"scores": {"all": whole, "layers": layers}, "own": {"all": whole}},
