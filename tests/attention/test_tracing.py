@@ -175,15 +175,16 @@ def test_onnx_computes_the_layer_at_all_lengths(preset, tmp_path):
         )
 
 
-def test_an_export_to_onnx_refuses_our_operator_by_its_name(monkeypatch):
+@pytest.mark.parametrize("backend", ["blocked", "triton", "tiled"])
+def test_an_export_to_onnx_refuses_our_operator_by_its_name(backend, monkeypatch):
     monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
     x, padding = inputs()
     program = torch.export.export(Causal("mixhead-b").eval(), (x.detach(), padding))
     assert "fairseq_lowrank" not in str(program.graph)
     with pytest.raises(
-        ValueError, match="fairseq_lowrank::blocked_attention, which ONNX does not have; use backend='auto'"
+        ValueError, match=f"fairseq_lowrank::{backend}_attention, which ONNX does not have; use backend='auto'"
     ):
-        torch.export.export(Causal("mixhead-b", backend="blocked").eval(), (x.detach(), padding))
+        torch.export.export(Causal("mixhead-b", backend=backend).eval(), (x.detach(), padding))
 
 
 @pytest.mark.parametrize("preset", ["mixhead-a", "mixhead-b"])

@@ -115,7 +115,7 @@ def explain(call: AttentionCall) -> str:
 
 def _requested(backend: str, call: AttentionCall) -> Any:
     module = check_backend(backend, call)
-    if module in (blocked, triton) and is_traced(call.v) and torch.onnx.is_in_onnx_export():
+    if module in (blocked, triton, tiled) and is_traced(call.v) and torch.onnx.is_in_onnx_export():
         raise ValueError(
             f"backend={backend!r} is the operator fairseq_lowrank::{backend}_attention, which ONNX does not have; use backend='auto'"
         )
@@ -145,8 +145,18 @@ def check_backend(backend: str, call: AttentionCall) -> Any:
     if backend not in _BACKENDS:
         raise ValueError(f"backend={backend!r}: expected one of {', '.join(BACKENDS)}")
     if (reason := _BACKENDS[backend].unsupported_reason(call)) is not None:
-        raise ValueError(f"backend={backend!r} cannot compute {reason}; use backend='auto' or 'reference'")
+        remedy = "use backend='auto' or 'reference'"
+        if _BACKENDS[backend] in (tiled, triton):
+            remedy = f"use backend='auto', which takes {_taken_on_gpus(call)!r} on a GPU, or 'reference'"
+        raise ValueError(f"backend={backend!r} cannot compute {reason}; {remedy}")
     return _BACKENDS[backend]
+
+
+def _taken_on_gpus(call: AttentionCall) -> str:
+    """Return what ``auto`` takes on a GPU in half precision, of long sequences, for a call that our kernels refuse in part."""
+    alone = not call.mixes_weights and not sdpa.needs_whole_tensor(call)
+    names = (*(("sdpa",) if alone else ()), "triton", "blocked", "reference")
+    return next(name for name in names if _BACKENDS[name].unsupported_reason(call) is None)
 
 
 def _preference(call: AttentionCall) -> tuple[ModuleType, ...]:
@@ -154,10 +164,11 @@ def _preference(call: AttentionCall) -> tuple[ModuleType, ...]:
     v, mixes = call.v, call.mixes_weights
     prefer = _PREFERENCES.get(v.device.type, _ANY_DEVICE)
     fused: tuple[ModuleType, ...] = ()
-    # A traced call is not tried on its device, so it takes only kernels that were compiled elsewhere.
     if v.dtype in prefer.triton and triton.unsupported_reason(call) is None:
-        traced = (triton,) if triton.is_precompiled_config(call) else ()
-        fused = traced if is_traced(v) else tuple(_BACKENDS[name] for name in gpu_times.kernels(call))
+        names = gpu_times.kernels(call)
+        # A traced call is not tried on its device, so it takes only kernels that were timed or compiled elsewhere.
+        known = not is_traced(v) or triton.is_precompiled_config(call)
+        fused = tuple(_BACKENDS[name] for name in names if known or name != "triton")
     if is_traced(v):
         if torch.onnx.is_in_onnx_export():  # it has no operator of this package
             return (reference,)

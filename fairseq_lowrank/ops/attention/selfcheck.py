@@ -1,8 +1,8 @@
 """Whether the kernels of the backends ``triton`` and ``tiled`` compute on this device what the formula says: nobody has tried every GPU.
 
 The first call of a composition (a kind of score, mixing, mask …, of these sizes, on this device) is preceded by one of the same
-composition on a small random problem, values and gradients, against the reference in float64. Where they differ, ``blocked``
-computes this composition from then on, and a warning says so. What the compiled kernels lack there, registers or shared memory, is
+composition on a small random problem, values and gradients, against the reference in float64. Where they differ, ``triton``
+computes what ``tiled`` would, or ``blocked`` does, from then on, and a warning says so. What the compiled kernels lack there, registers or shared memory, is
 seen too: they would be right but slow, or not run, and ``auto`` takes ``blocked`` instead.
 """
 
@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 from triton import OutOfResources
 
-from fairseq_lowrank.ops.attention import machine_code, reference
+from fairseq_lowrank.ops.attention import blocked, machine_code, reference, triton
 from fairseq_lowrank.ops.attention.call import AttentionCall
 from fairseq_lowrank.ops.attention.launch import Kernel, Launch
 from fairseq_lowrank.ops.attention.mask import AttentionMask
 from fairseq_lowrank.ops.attention.mixing import DiagonalMixing, HeadMixing, StaticMixing
+from fairseq_lowrank.ops.attention.recomputing import RecomputeBackend
 from fairseq_lowrank.ops.attention.scores import DotProduct
 from fairseq_lowrank.ops.attention.tiled_launch import TiledLaunch, has_few_programs
 
@@ -55,11 +56,17 @@ def is_verified(call: AttentionCall, backend: str = "triton") -> bool:
     if error is not None and key not in _warned:
         _warned.add(key)
         warnings.warn(
-            f"the {backend} kernels cannot be used on this GPU ({error}). From now on, 'blocked' computes {describe(call)}.",
+            f"the {backend} kernels cannot be used on this GPU ({error}). "
+            f"From now on, {fallback(call, backend).name!r} computes {describe(call)}.",
             RuntimeWarning,
             stacklevel=2,
         )
     return error is None
+
+
+def fallback(call: AttentionCall, backend: str) -> RecomputeBackend:
+    """Return the backend that computes ``call`` where the kernels of ``backend`` cannot be used."""
+    return triton.BACKEND if backend == "tiled" and triton.unsupported_reason(call) is None else blocked.BACKEND
 
 
 def keeps_registers(call: AttentionCall, backend: str = "triton", may_spill: bool = False) -> bool:

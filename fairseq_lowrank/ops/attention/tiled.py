@@ -23,13 +23,12 @@ and how large its tiles are in :mod:`.tiled_launch`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from fairseq_lowrank.ops.activation import without_autocast
-from fairseq_lowrank.ops.attention import blocked, recomputing, triton
+from fairseq_lowrank.ops.attention import recomputing, triton
 from fairseq_lowrank.ops.attention.call import AttentionCall
 from fairseq_lowrank.ops.attention.recomputing import RecomputeBackend
 
@@ -73,25 +72,6 @@ def compute(call: AttentionCall) -> tuple[Tensor, None]:
     return recomputing.compute(triton.with_score_matrix(call), BACKEND), None
 
 
-def attend(call: AttentionCall, seed: int) -> tuple[Tensor, Sequence[Tensor]]:
-    """Compute the heads ``[B, H, T, Dv]``. What :class:`~.tiled_launch.TiledLaunch` keeps is kept for the backward pass."""
-    from fairseq_lowrank.ops.attention.selfcheck import is_verified
-    from fairseq_lowrank.ops.attention.tiled_launch import TiledLaunch
-
-    with without_autocast(call.v):
-        return TiledLaunch(call, seed).forward() if is_verified(call, "tiled") else blocked.attend(call, seed)
-
-
-def input_gradients(call: AttentionCall, seed: int, grad_output: Tensor, kept: Sequence[Tensor]) -> list[Tensor | None]:
-    """Compute the gradients of the tensors of ``call``, in its order; ``None`` for masks. What was not kept is computed again."""
-    from fairseq_lowrank.ops.attention.selfcheck import is_verified
-    from fairseq_lowrank.ops.attention.tiled_launch import TiledLaunch
-
-    with without_autocast(call.v):
-        if not is_verified(call, "tiled"):
-            return blocked.input_gradients(call, seed, grad_output)
-        launch = TiledLaunch(call, seed)
-        return launch.backward(grad_output, *(kept or launch.forward()[1]))
-
-
-BACKEND = RecomputeBackend("tiled", attend, input_gradients)
+BACKEND = RecomputeBackend(
+    "tiled", partial(triton.attend, backend="tiled"), partial(triton.input_gradients, backend="tiled")
+)

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from fairseq_lowrank.ops.activation import without_autocast
-from fairseq_lowrank.ops.attention import blocked, recomputing
+from fairseq_lowrank.ops.attention import recomputing
 from fairseq_lowrank.ops.attention.call import AttentionCall
 from fairseq_lowrank.ops.attention.mixing import DiagonalMixing, PositionwiseMixing, StaticMixing
 from fairseq_lowrank.ops.attention.recomputing import RecomputeBackend
@@ -152,25 +152,30 @@ def compute(call: AttentionCall) -> tuple[Tensor, None]:
     return recomputing.compute(with_score_matrix(call), BACKEND), None
 
 
-def attend(call: AttentionCall, seed: int) -> tuple[Tensor, Sequence[Tensor]]:
-    """Compute the heads ``[B, H, T, Dv]``; they and the log-sum-exp of each row are kept for the backward pass."""
-    from fairseq_lowrank.ops.attention.launch import Launch
-    from fairseq_lowrank.ops.attention.selfcheck import is_verified
+def attend(call: AttentionCall, seed: int, backend: str = "triton") -> tuple[Tensor, Sequence[Tensor]]:
+    """Compute the heads ``[B, H, T, Dv]`` by the kernels of a backend, and what its backward pass reads.
+
+    If the kernels are wrong or do not fit on this device, :func:`~.selfcheck.fallback` computes them.
+    """
+    from fairseq_lowrank.ops.attention.selfcheck import LAUNCHES, fallback, is_verified
 
     with without_autocast(call.v):
-        return Launch(call, seed).forward() if is_verified(call) else blocked.attend(call, seed)
+        if is_verified(call, backend):
+            return LAUNCHES[backend](call, seed).forward()
+        return fallback(call, backend).forward(call, seed)
 
 
-def input_gradients(call: AttentionCall, seed: int, grad_output: Tensor, kept: Sequence[Tensor]) -> list[Tensor | None]:
+def input_gradients(
+    call: AttentionCall, seed: int, grad_output: Tensor, kept: Sequence[Tensor], backend: str = "triton"
+) -> list[Tensor | None]:
     """Compute the gradients of the tensors of ``call``, in its order; ``None`` for masks. What was not kept is computed again."""
-    from fairseq_lowrank.ops.attention.launch import Launch
-    from fairseq_lowrank.ops.attention.selfcheck import is_verified
+    from fairseq_lowrank.ops.attention.selfcheck import LAUNCHES, fallback, is_verified
 
     with without_autocast(call.v):
-        if not is_verified(call):
-            return blocked.input_gradients(call, seed, grad_output)
-        launch = Launch(call, seed)
-        return launch.backward(grad_output, *(kept or launch.forward()[1]))
+        if is_verified(call, backend):
+            launch = LAUNCHES[backend](call, seed)
+            return launch.backward(grad_output, *(kept or launch.forward()[1]))
+        return fallback(call, backend).backward(call, seed, grad_output, kept)
 
 
 BACKEND = RecomputeBackend("triton", attend, input_gradients)

@@ -134,7 +134,7 @@ def test_on_a_gpu_half_precision_takes_the_kernels():
     assert first(**measured) is operation.tiled and first(**measured, dtype=torch.float32) is operation.blocked
 
 
-def test_a_traced_call_on_a_gpu_takes_only_kernels_that_were_compiled(monkeypatch):
+def test_a_traced_call_on_a_gpu_takes_only_kernels_that_were_timed_or_compiled(monkeypatch):
     """It is not tried on the device. What was compiled is in benchmarks/results/kernels.json."""
     monkeypatch.setattr(operation, "is_traced", lambda tensor: True)
 
@@ -145,7 +145,8 @@ def test_a_traced_call_on_a_gpu_takes_only_kernels_that_were_compiled(monkeypatc
         return chosen_on_a_gpu(built | options)
 
     monkeypatch.setattr(operation.triton, "device_unsupported_reason", lambda device, dtype: None)
-    assert kernels_of(16, 64) is operation.triton
+    assert kernels_of(16, 64) is kernels_of(8, 64) is operation.tiled
+    assert kernels_of(16, 32) is operation.triton
     assert kernels_of(4, 64) is kernels_of(16, 128) is kernels_of(16, 64, dropout_p=0.1) is operation.blocked
 
 

@@ -16,6 +16,7 @@ LENGTH = 20
 def unchecked(monkeypatch):
     """No self-check before each composition."""
     monkeypatch.setattr(selfcheck, "_results", {})
+    monkeypatch.setattr(selfcheck, "_warned", set())
     monkeypatch.setattr(selfcheck, "self_check", lambda *call, **options: selfcheck.SelfCheckResult(None))
 
 
@@ -133,7 +134,7 @@ def test_dropout_draws_one_mask_in_all_passes(rules, device):
 
 
 def test_a_layer_computes_by_it_in_one_pass_less(device):
-    """Through the layer: autograd, what is kept for the backward pass, and a compiler's graph."""
+    """Through the layer: autograd, and what is kept for the backward pass."""
     x = torch.randn(18, 2, 32, generator=torch.Generator().manual_seed(0)).to(device)
     results = []
     for backend, dtype in (("tiled", torch.float16), ("reference", torch.float64)):
@@ -147,6 +148,48 @@ def test_a_layer_computes_by_it_in_one_pass_less(device):
         results.append((output, *gradients))
     for found, expected in zip(*results, strict=True):
         assert (found.double() - expected).norm() <= 5e-3 * expected.norm().clamp(min=1)
+
+
+def test_compiled_and_exported_layers_compute_by_it(device):
+    """The operator is one node for all lengths. A compiled layer has the bits of the layer itself, gradients too."""
+
+    class Causal(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = build_attention("mixhead-a", 16, 2, self_attention=True, backend="tiled").to(device).half()
+
+        def forward(self, x):
+            return self.layer(x, x, x, attn_mask=CAUSAL, need_weights=False)[0]
+
+    model = Causal()
+    x = torch.randn(18, 1, 16, generator=torch.Generator().manual_seed(0)).to(device, torch.float16).requires_grad_()
+    length = torch.export.Dim("length", min=2, max=4096)
+    program = torch.export.export(model, (x.detach(),), dynamic_shapes=({0: length},))
+    assert "fairseq_lowrank.tiled_attention" in str(program.graph)
+    assert torch.equal(program.module()(x[:5]), model(x[:5]))
+    results = []
+    for run in (model, torch.compile(model, backend="aot_eager", fullgraph=True)):
+        output = run(x)
+        results.append([output, *torch.autograd.grad(output.pow(2).sum(), [x, *model.parameters()])])
+    assert all(map(torch.equal, *results))
+
+
+@pytest.mark.parametrize(("window", "instead"), [(None, "triton"), (3, "blocked")])
+def test_where_it_cannot_be_used_the_older_kernels_compute(window, instead, device, monkeypatch):
+    """A graph that was traced on another GPU meets this too, and gets no slower than before. Windows need blocks."""
+
+    def fail(call, backend, **options):
+        return selfcheck.SelfCheckResult("heads by 0.3" if backend == "tiled" else None)
+
+    monkeypatch.setattr(selfcheck, "self_check", fail)
+    call, _ = problem(device, (None, StaticMixing), 2, (16, 16), mask=AttentionMask(True, window=window))
+    call = call.map_tensors(lambda tensor: tensor.requires_grad_() if tensor.is_floating_point() else tensor)
+    with pytest.warns(
+        RuntimeWarning, match=rf"the tiled kernels .*\(heads by 0.3\)\. From now on, '{instead}' computes"
+    ):
+        heads = [attention(call, backend)[0] for backend in ("tiled", instead)]
+    gradients = [torch.autograd.grad(one.sum(), [call.scores.q, call.v, call.prob_mixing.weight]) for one in heads]
+    assert torch.equal(*heads) and all(map(torch.equal, *gradients))
 
 
 def test_its_operator_stays_in_a_graph():
@@ -163,8 +206,16 @@ def test_what_it_cannot_compute_is_said():
     assert "(need_weights)" in tiled.unsupported_reason(call.replace(need_weights=True))
     masked = call.replace(mask=AttentionMask(additive=torch.zeros(LENGTH, LENGTH)))
     assert tiled.unsupported_reason(masked) == "a mask of queries and keys"
-    with pytest.raises(ValueError, match=r"backend='tiled' cannot compute mixing of 32 heads of 128"):
+    with pytest.raises(
+        ValueError, match=r"cannot compute mixing of 32 heads of 128.*'auto', which takes 'triton' on a G"
+    ):
         build_attention("mixhead-a", 4096, 32, backend="tiled")
+    for taken, options in (("blocked", {"dropout_p": 0.5}), ("reference", {"need_weights": True})):
+        many, _ = problem("cpu", (None, StaticMixing), 33, (8, 8))
+        with pytest.raises(ValueError, match=f"which takes '{taken}' on a GPU, or 'reference'"):
+            attention(many.replace(**options), "tiled")
+    with pytest.raises(ValueError, match=r"cannot compute unmixed heads of size 53 .* which takes 'sdpa' on a GPU"):
+        attention(problem("cpu", (None, None), 4, (53, 4))[0], "tiled")
     unmixed, _ = problem("cpu", (None, None), 4, (53, 4))
     assert tiled.unsupported_reason(unmixed) == "unmixed heads of size 53 (of multiples of 8 alone)"
     reason = tiled.device_unsupported_reason(torch.device("cuda"), torch.float32)
