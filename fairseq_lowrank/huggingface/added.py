@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import Cache, PreTrainedModel
 
 from fairseq_lowrank.attention import AttentionConfig, AttentionSpec
 from fairseq_lowrank.huggingface.models import query_sizes
@@ -46,10 +46,10 @@ class AddedAttention(NamedTuple):
 
 
 class _Calls(threading.local):
-    """The calls of attention modules that run in this thread, from the outermost: each module and its input."""
+    """The calls of attention modules that run in this thread, from the outermost: each module, its input and its cache."""
 
     def __init__(self) -> None:  # in each thread; compilers guard an attribute of the instance, not of the class
-        self.running: tuple[tuple[nn.Module, Tensor], ...] = ()
+        self.running: tuple[tuple[nn.Module, Tensor | None, Cache | None], ...] = ()
 
 
 _calls = _Calls()
@@ -60,7 +60,17 @@ def inputs_of(module: nn.Module) -> Tensor | None:
 
     The attention function gets projected tensors only.
     """
-    return next((inputs for caller, inputs in _calls.running if caller is module), None)
+    return next((inputs for caller, inputs, _ in _calls.running if caller is module), None)
+
+
+def first_position(module: nn.Module, queries: int, keys: int) -> int | Tensor:
+    """Return the number of keys before the first query in the call of a module that runs now, if its parts read positions.
+
+    Slots of a static cache after the last query are empty. The first layer of a cache counts positions for all layers.
+    """
+    cache = next((cache for caller, _, cache in _calls.running if caller is module), None)
+    filled = keys if cache is None else cache.get_seq_length()
+    return (filled.clamp(max=keys) if isinstance(filled, Tensor) else min(filled, keys)) - queries
 
 
 def added_to(module: nn.Module) -> AddedAttention:
@@ -118,10 +128,10 @@ def choose(module: nn.Module, spec: AttentionSpec) -> None:
     parts = {} if config is None else {axis: part for axis in ADDED_AXES if (part := config.build(axis)) is not None}
     for axis, part in parts.items():
         setattr(module, axis, _placed(part, module))
-    hooked = _hand_over_inputs in module._forward_pre_hooks.values()
-    if not hooked and any(part.reads_inputs for part in parts.values()):
-        module.register_forward_pre_hook(_hand_over_inputs, with_kwargs=True)
-        module.register_forward_hook(_forget_inputs)
+    hooked = _hand_over in module._forward_pre_hooks.values()
+    if not hooked and any(_reads_call(part) for part in parts.values()):
+        module.register_forward_pre_hook(_hand_over, with_kwargs=True)
+        module.register_forward_hook(_forget)
     vars(module)[SLOT] = AddedAttention(spec.call_settings, config if parts else None)
 
 
@@ -138,17 +148,27 @@ def _placed(part: NoDecayModule, module: nn.Module) -> NoDecayModule:
     return part.to(device, torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32)
 
 
-def _hand_over_inputs(module: nn.Module, args: tuple, kwargs: dict) -> None:
+def _reads_call(part: Any) -> bool:
+    """Return True if a part reads what the attention function does not get: inputs, or positions in a cache."""
+    return part.reads_inputs or part.reads_own_value or part.reads_positions
+
+
+def _hand_over(module: nn.Module, args: tuple, kwargs: dict) -> None:
     added = added_to(module)
-    if not any(declared(part).reads_inputs for part in parts_of(module).values()):
+    declarations = [declared(part) for part in parts_of(module).values()]
+    if not any(_reads_call(part) for part in declarations):
         return  # the parts of an earlier choice did
-    inputs = args[0] if args else kwargs[_first_argument(type(module))]  # type: ignore[arg-type]
-    if added.config is not None and added.config.embed_dim != inputs.size(-1):
+    inputs = None
+    if any(part.reads_inputs for part in declarations):
+        inputs = args[0] if args else kwargs[_first_argument(type(module))]  # type: ignore[arg-type]
+    if inputs is not None and added.config is not None and added.config.embed_dim != inputs.size(-1):
         raise UserError(
             f"{type(module).__name__} reads inputs of size {inputs.size(-1)}, and its attention was chosen for "
             f"{added.config.embed_dim}. Leave this layer out with layers= or sites=, or choose mixing that reads no inputs."
         )
-    _calls.running = (*_calls_around(module), (module, inputs))
+    # models name the argument past_key_values, past_key_value or layer_past
+    cache = next((given for given in (*args, *kwargs.values()) if isinstance(given, Cache)), None)
+    _calls.running = (*_calls_around(module), (module, inputs, cache))
 
 
 @functools.cache
@@ -156,15 +176,15 @@ def _first_argument(kind: type[nn.Module]) -> str:
     return list(inspect.signature(kind.forward).parameters)[1]
 
 
-def _forget_inputs(module: nn.Module, args: tuple, output: object) -> None:
+def _forget(module: nn.Module, args: tuple, output: object) -> None:
     _calls.running = _calls_around(module)
 
 
 # A hook that also runs after an exception would have another number in each module, which compilers guard. So the next call
 # of the module replaces what an exception left.
-def _calls_around(module: nn.Module) -> tuple[tuple[nn.Module, Tensor], ...]:
+def _calls_around(module: nn.Module) -> tuple[tuple[nn.Module, Tensor | None, Cache | None], ...]:
     """Return the calls that began before that of a module."""
-    for index, (caller, _) in enumerate(_calls.running):
+    for index, (caller, _, _) in enumerate(_calls.running):
         if caller is module:
             return _calls.running[:index]
     return _calls.running

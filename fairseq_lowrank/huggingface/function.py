@@ -13,7 +13,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import sdpa_mask
 
 from fairseq_lowrank.attention.watching import changed_call, changing_calls, receivers_of, receiving_weights
-from fairseq_lowrank.huggingface.added import added_to, inputs_of, parts_of
+from fairseq_lowrank.huggingface.added import added_to, first_position, inputs_of, parts_of
 from fairseq_lowrank.huggingface.models import attention_modules
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, attention
@@ -150,7 +150,7 @@ def attention_forward(
         need_weights=bool(output_attentions) or bool(receivers),
         **added.settings,
     )
-    context = _context(module, parts, query, key, value, attention_mask) if parts else Context()
+    context = _context(module, parts, query, key, value) if parts else Context()
 
     def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         return attention(changed_call(module, call))
@@ -167,45 +167,18 @@ def attention_forward(
     return heads.transpose(1, 2).contiguous(), None if weights is None else weights.to(query.dtype)
 
 
-def _context(
-    module: nn.Module, parts: list[nn.Module], query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
-) -> Context:
+def _context(module: nn.Module, parts: list[nn.Module], query: Tensor, key: Tensor, value: Tensor) -> Context:
     """Return what parts may read of this call."""
     declarations = [declared(part) for part in parts]
-    own_values: Tensor | None = None
     first: int | Tensor = key.size(2) - query.size(2)
-    if any(part.reads_own_value for part in declarations):
-        own_values = _own_values(value, query, mask)
-    if mask is not None and first and any(part.reads_positions for part in declarations):
-        first = _first_positions(mask, query.size(2), key.size(2)).expand(query.size(0))
-    return Context(inputs_of(module), query, {"key": key, "value": value}, first, own_values=own_values)
-
-
-def _own_values(value: Tensor, query: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the values ``[B, H, T, D]`` at the positions of the queries, which are the last keys that causality shows them."""
-    queries, keys = query.size(2), value.size(2)
-    if queries == keys or mask is None:
-        own = value[:, :, -queries:]
-    else:
-        last = _last_visible(mask, keys)
-        own = value.gather(2, last[:, None, :, None].expand(value.size(0), value.size(1), -1, value.size(3)))
-    return own.repeat_interleave(query.size(1) // own.size(1), dim=1)
-
-
-def _visible(mask: Tensor) -> Tensor:
-    """Return the keys ``[B, T, S]`` that each query sees."""
-    return (mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2)[:, 0]
-
-
-def _last_visible(mask: Tensor, keys: int) -> Tensor:
-    """Return the last key ``[B, T]`` that each query sees. A cache may have empty slots behind it."""
-    return keys - 1 - _visible(mask).flip(-1).int().argmax(dim=-1)
-
-
-def _first_positions(mask: Tensor, queries: int, keys: int) -> Tensor:
-    """Return the position ``[B]`` of the first query among the keys. Queries at padding see no key, or only earlier ones."""
-    own = _last_visible(mask, keys) - torch.arange(queries, device=mask.device)
-    return own.masked_fill(~_visible(mask).any(dim=-1), -keys).amax(dim=-1)
+    if first and any(part.needs_self_attention() for part in declarations):
+        first = first_position(module, query.size(2), key.size(2))
+        first = first[None] if isinstance(first, Tensor) else first
+    context = Context(inputs_of(module), query, {"key": key, "value": value}, first)
+    if not any(part.reads_own_value for part in declarations):
+        return context
+    own = value if query.size(2) == key.size(2) else value.index_select(2, context.query_positions().flatten())
+    return context._replace(own_values=own.repeat_interleave(query.size(1) // own.size(1), dim=1))
 
 
 AttentionInterface.register(IMPLEMENTATION, attention_forward)

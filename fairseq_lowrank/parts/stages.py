@@ -36,8 +36,8 @@ class Context(NamedTuple):
             Models of ``transformers`` give it only to parts with :attr:`LayerPart.reads_inputs`.
         queries: ``[B, H, T, D]``, the heads' own queries before the scale; ``None`` before the step ``call``.
         states: the tensors that are cached for all keys; ``key`` and ``value`` in models of ``transformers``.
-        first: the number of keys before the first query, which is its position in self-attention. A tensor ``[B]`` if it differs
-            between batch entries; only parts with :attr:`LayerPart.reads_positions` get this one.
+        first: the number of keys before the first query, which is its position in self-attention. A tensor ``[1]`` if a static
+            cache counts it; only parts with :attr:`LayerPart.reads_positions` or `reads_own_value` get this one.
         repeats: the queries are those of this many hypotheses in a row. Each begins at ``first``.
         own_values: ``[B, H, T, Dv]``, the values at the positions of the queries, if a part :attr:`reads_own_value`.
     """
@@ -59,7 +59,7 @@ class Context(NamedTuple):
         return self._replace(inputs=inputs, own_values=values)
 
     def query_positions(self) -> Tensor:
-        """Return the positions of the queries among the keys, ``[T]``, or ``[B, T]`` if batch entries differ."""
+        """Return the positions of the queries among the keys, ``[T]``, or ``[1, T]`` if a static cache counts them."""
         assert self.queries is not None
         positions = torch.arange(self.queries.size(2) // self.repeats, device=self.queries.device)
         if isinstance(self.first, Tensor):

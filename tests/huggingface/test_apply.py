@@ -182,6 +182,28 @@ def test_cached_generation_equals_the_full_pass(family, cache, preset):
     torch.testing.assert_close(torch.stack(full.scores), torch.stack(cached.scores), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("preset", ["xsa", "t5-bias", "alibi"])
+@pytest.mark.parametrize("parts", [(8,), (5, 3)])
+def test_static_cache_counts_positions_under_a_bidirectional_prefix(preset, parts):
+    model = apply_attention(build("llama"), preset).double()
+    add_noise(model)
+    tokens, positions = inputs("llama")["input_ids"][:1, :8], torch.arange(8)
+    visible = torch.arange(16) <= positions.clamp(min=4)[:, None]  # five tokens see each other
+    cache = transformers.StaticCache(config=model.config, max_cache_len=16)
+    with torch.no_grad():
+        full = model(input_ids=tokens, attention_mask=visible[None, None, :, :8], use_cache=False).logits
+        cached = [
+            model(
+                input_ids=tokens[:, part],
+                attention_mask=visible[None, None, part],
+                position_ids=part[None],
+                past_key_values=cache,
+            ).logits
+            for part in positions.split(parts)
+        ]
+    torch.testing.assert_close(torch.cat(cached, dim=1), full)
+
+
 def test_weights_are_the_mixed_ones():
     model = apply_attention(build("bert"), "mixhead-a")
     with torch.no_grad():
