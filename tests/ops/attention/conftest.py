@@ -1,4 +1,6 @@
+import functools
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +14,19 @@ def poisoned_memory():
     assert torch.empty(3).isnan().all()
     yield
     torch.use_deterministic_algorithms(deterministic)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_interpreter():
+    """Patch Triton's language once for each function, which its interpreter does at each call of the function."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        yield
+        return
+    interpreter = pytest.importorskip("triton.runtime.interpreter")
+    patched = functools.cache(interpreter._patch_lang)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter, "_patch_lang", lambda fn: patched(fn) and SimpleNamespace(restore=lambda: None))
+        yield
 
 
 def pytest_ignore_collect(collection_path, config):
