@@ -7,12 +7,13 @@
 
 Lengths, head sizes, groups, masks, mixing before and after the softmax, and activations are random. Kernels are compiled for
 24 compositions (--compositions), which takes a few minutes. Kernels that do not fit into the shared memory of a GPU are counted;
-there, --attention-backend auto takes blocked. At the end, lines say what auto takes for common layers, and why. The exit status
-is 1 if a case is wrong.
+there, --attention-backend auto takes other kernels or blocked. At the end, lines say what auto takes for common layers and why,
+and if these kernels equal the reference. The exit status is 1 if a case or a common layer is wrong.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -72,21 +73,33 @@ def run(args) -> int:
     computed = args.cases - larger
     print(f"{wrong} of {computed} random cases are wrong" if wrong else f"{computed} random cases: all right")
     if device.type == "cuda":
-        for name, choice in choices(device, dtype).items():
+        for name, call in common_calls(device, dtype).items():
+            choice, right = describe_choice(call)
+            wrong += not right
             print(f"auto for {name}: {choice}")
     return int(wrong > 0)
 
 
-def choices(device: torch.device, dtype: torch.dtype) -> dict[str, str]:
-    """Return what ``auto`` takes for common layers, and why."""
-    from fairseq_lowrank.ops.attention import explain
+def describe_choice(call: AttentionCall) -> tuple[str, bool]:
+    """Return what ``auto`` takes for ``call``, why, and results of self-checks; and if the checked kernels are right.
 
-    calls = common_calls(device).items()
-    narrowed = {
-        name: call.replace(scores=call.scores.map_tensors(lambda x: x.to(dtype)), v=call.v.to(dtype))
-        for name, call in calls
-    }
-    return {name: explain(call) for name, call in narrowed.items()}
+    Backends with kernels of ours are checked from the fastest to the first that ``auto`` may take.
+    """
+    from fairseq_lowrank.ops.attention import explain, gpu_times, selfcheck, tiled, triton
+
+    modules, place = {"tiled": tiled, "triton": triton}, (call.v.device, call.v.dtype)
+    may_spill, said, right = gpu_times.is_measured(call), [], True
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a line says it
+        for backend in gpu_times.kernels(call):
+            if modules[backend].device_unsupported_reason(*place) is not None:
+                continue
+            result = selfcheck.checked(call, backend)
+            said.append(f"{backend} {result}")
+            right = right and (result.error is None or not result.fits)
+            if selfcheck.keeps_registers(call, backend, may_spill):
+                break
+        return "; ".join([explain(call), *said]), right
 
 
 def random_calls(
@@ -144,8 +157,11 @@ def random_calls(
         yield call
 
 
-def common_calls(device: torch.device) -> dict[str, AttentionCall]:
-    """Return a call each of Mixhead A, Mixhead B, talking heads and sigsoftmax, with 8 heads of 64 in bfloat16."""
+def common_calls(device: torch.device, dtype: torch.dtype | None = None) -> dict[str, AttentionCall]:
+    """Return a call each of Mixhead A, Mixhead B, talking heads and sigsoftmax with 16 heads of 64, and of Mixhead A with 8.
+
+    They are in ``dtype``, by default bfloat16.
+    """
     import torch
 
     from fairseq_lowrank.ops import AttentionMask, PositionwiseMixing, StaticMixing
@@ -153,13 +169,16 @@ def common_calls(device: torch.device) -> dict[str, AttentionCall]:
     from fairseq_lowrank.ops.attention.selfcheck import random_call
 
     kinds = {
-        "static mixing": ((None, StaticMixing), "softmax"),
-        "mixing by query": ((None, PositionwiseMixing), "softmax"),
-        "mixing before and after": ((StaticMixing, StaticMixing), "softmax"),
-        **{name: ((None, None), name) for name in ACTIVATIONS if name != "softmax"},
+        "static mixing": ((None, StaticMixing), "softmax", 16),
+        "static mixing of 8 heads": ((None, StaticMixing), "softmax", 8),
+        "mixing by query": ((None, PositionwiseMixing), "softmax", 16),
+        "mixing before and after": ((StaticMixing, StaticMixing), "softmax", 16),
+        **{name: ((None, None), name, 16) for name in ACTIVATIONS if name != "softmax"},
     }
-    generator, sizes = torch.Generator().manual_seed(0), (8, 8, 40, 40, 64, 64)
-    return {
-        name: random_call(generator, device, torch.bfloat16, 1, 8, sizes, rules, AttentionMask(True), activation, None)
-        for name, (rules, activation) in kinds.items()
-    }
+    generator, dtype = torch.Generator().manual_seed(0), dtype or torch.bfloat16
+
+    def call(rules, activation: str, heads: int) -> AttentionCall:
+        sizes = (heads, heads, 40, 40, 64, 64)
+        return random_call(generator, device, dtype, 1, heads, sizes, rules, AttentionMask(True), activation, None)
+
+    return {name: call(*kind) for name, kind in kinds.items()}

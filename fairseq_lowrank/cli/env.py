@@ -80,9 +80,9 @@ def devices() -> list[tuple[str, str]]:
 
 
 def kernels() -> list[tuple[str, str]]:
-    """Return a row for each GPU: if the triton backend supports it, and if its results equal the reference's.
+    """Return a row for each GPU and each common layer: what ``auto`` takes there and why, and if it equals the reference.
 
-    Rows after it say what ``auto`` takes there, and why.
+    Where no kernels of this package run, a row says why.
     """
     import torch
 
@@ -93,32 +93,12 @@ def kernels() -> list[tuple[str, str]]:
     rows = []
     for device in gpus or [torch.device("cpu")]:
         name = "kernels" if device.index is None else f"kernels {device.index}"
-        reason = triton.device_unsupported_reason(device, torch.bfloat16)
-        rows.append((name, reason or self_check(device)))
-        if reason is None and device.type == "cuda":
-            rows += [
-                (f"auto {device.index}, {kind}", choice)
-                for kind, choice in check_kernels.choices(device, torch.bfloat16).items()
-            ]
+        if (reason := triton.device_unsupported_reason(device, torch.bfloat16)) is not None:
+            rows.append((name, reason))
+            continue
+        for kind, call in check_kernels.common_calls(device).items():
+            rows.append((f"{name}, {kind}", check_kernels.describe_choice(call)[0]))
     return rows
-
-
-def self_check(device) -> str:
-    """Return the result of the kernels' self-check, for a layer of each kind of mixing."""
-    from fairseq_lowrank.cli.check_kernels import common_calls
-    from fairseq_lowrank.ops.attention import selfcheck
-
-    found = {name: selfcheck.self_check(call) for name, call in common_calls(device).items()}
-    wrong = [f"{name} ({result.error})" for name, result in found.items() if result.fits and result.error is not None]
-    slow = [
-        f"{name} ({result.resource_issue})"
-        for name, result in found.items()
-        if result.resource_issue and (not result.fits or not result.error)
-    ]
-    result = "equal to the reference"
-    if wrong:
-        result = "wrong, so blocked is used instead: " + "; ".join(wrong)
-    return result + (", auto uses blocked for: " + "; ".join(slow) if slow else "")
 
 
 def fused_parts() -> list[tuple[str, str]]:

@@ -107,10 +107,13 @@ def _fastest(call: AttentionCall) -> Any:
 
 def explain(call: AttentionCall) -> str:
     """Say what ``auto`` takes for ``call``, and on a GPU why."""
-    chosen = _fastest(call)
-    name = next(name for name, module in _BACKENDS.items() if module is chosen)
+    name = _name(_fastest(call))
     prefer = _PREFERENCES.get(call.v.device.type, _ANY_DEVICE)
     return gpu_times.reason(call, name) if call.v.dtype in prefer.triton else name
+
+
+def _name(module: ModuleType) -> str:
+    return next(name for name, one in _BACKENDS.items() if one is module)
 
 
 def _requested(backend: str, call: AttentionCall) -> Any:
@@ -131,7 +134,10 @@ def check_device(backend: str, call: AttentionCall) -> None:
     """
     device, dtype = call.v.device, call.v.dtype
     if (reason := _BACKENDS[backend].device_unsupported_reason(device, dtype)) is not None:
-        raise ValueError(f"backend={backend!r} does not run on {device.type} in {dtype}: {reason}; use backend='auto'")
+        taken = f", which takes {_name(_fastest(call))!r}" if _PREFERENCES.get(device.type, _ANY_DEVICE).triton else ""
+        raise ValueError(
+            f"backend={backend!r} does not run on {device.type} in {dtype}: {reason}; use backend='auto'{taken}"
+        )
 
 
 def check_backend(backend: str, call: AttentionCall) -> Any:

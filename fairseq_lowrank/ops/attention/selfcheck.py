@@ -42,6 +42,13 @@ class SelfCheckResult(NamedTuple):
     fits: bool = True
     """False if the device lacks shared memory for them, so that nothing was computed."""
 
+    def __str__(self) -> str:
+        if not self.fits:
+            return f"needs more {self.resource_issue}"
+        if self.error is not None:
+            return f"is wrong ({self.error})"
+        return "equals the reference" + (f", but {self.resource_issue}" if self.resource_issue else "")
+
 
 LAUNCHES: dict[str, type[Launch]] = {"triton": Launch, "tiled": TiledLaunch}
 """The backends whose kernels are checked."""
@@ -52,7 +59,7 @@ _warned: set[tuple] = set()
 
 def is_verified(call: AttentionCall, backend: str = "triton") -> bool:
     """Return True if the kernels compute ``call`` correctly here. Warn once if they do not."""
-    key, error = _composition(call, backend), _tried(call, backend).error
+    key, error = _composition(call, backend), checked(call, backend).error
     if error is not None and key not in _warned:
         _warned.add(key)
         warnings.warn(
@@ -71,7 +78,7 @@ def fallback(call: AttentionCall, backend: str) -> RecomputeBackend:
 
 def keeps_registers(call: AttentionCall, backend: str = "triton", may_spill: bool = False) -> bool:
     """Return True if they do so, fit, and store no register in an inner loop, unless they may. If they do not fit, none warns."""
-    result = _tried(call, backend)
+    result = checked(call, backend)
     return (result.resource_issue is None or (may_spill and result.fits)) and is_verified(call, backend)
 
 
@@ -80,7 +87,7 @@ def _is_recorded(call: AttentionCall) -> bool:
     return call.v.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
-def _tried(call: AttentionCall, backend: str = "triton") -> SelfCheckResult:
+def checked(call: AttentionCall, backend: str = "triton") -> SelfCheckResult:
     """Return the result of the self-check of the call's composition, which runs once.
 
     While a graph is recorded, a composition that its warm-up did not check counts as correct.

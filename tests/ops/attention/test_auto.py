@@ -310,3 +310,7 @@ def test_a_backend_that_does_not_run_here_is_passed_over_and_refused_by_name(mon
         ValueError, match=r"backend='sdpa' does not run on cpu in torch\.float32: it wants another; use"
     ):
         attend(**built, backend="sdpa")
+    # on a GPU the message names what "auto" takes
+    monkeypatch.setitem(operation._PREFERENCES, "cpu", operation._PREFERENCES["cuda"])
+    with pytest.raises(ValueError, match=r"it wants another; use backend='auto', which takes 'blocked'$"):
+        attend(**built, backend="sdpa")

@@ -1,7 +1,6 @@
 """The triton backend: on a GPU (--device cuda), or interpreted on the CPU (TRITON_INTERPRET=1, see test_triton_here.py)."""
 
 import importlib
-import itertools
 import warnings
 from collections import Counter
 from types import SimpleNamespace
@@ -14,8 +13,8 @@ from rounded_attention import heads_and_gradients
 from triton import OutOfResources
 
 from fairseq_lowrank.attention import CAUSAL, build_attention
-from fairseq_lowrank.cli import main
-from fairseq_lowrank.cli.check_kernels import common_calls
+from fairseq_lowrank.cli import check_kernels, env, main
+from fairseq_lowrank.cli.check_kernels import common_calls, describe_choice
 from fairseq_lowrank.ops import AttentionCall, AttentionMask, PositionwiseMixing, StaticMixing
 from fairseq_lowrank.ops.attention import attention as operation
 from fairseq_lowrank.ops.attention import launch, selfcheck, triton
@@ -29,7 +28,7 @@ def unchecked(monkeypatch):
     """No self-check before each composition, but for the tests of it."""
     monkeypatch.setattr(selfcheck, "_results", {})
     monkeypatch.setattr(selfcheck, "_warned", set())
-    monkeypatch.setattr(selfcheck, "self_check", lambda *call: selfcheck.SelfCheckResult(None))
+    monkeypatch.setattr(selfcheck, "self_check", lambda *call, **options: selfcheck.SelfCheckResult(None))
 
 
 @pytest.fixture
@@ -442,29 +441,38 @@ def test_right_kernels_pass_their_check_once_for_each_composition(device, checke
     assert len(tried) == 2
 
 
-def test_kernels_that_do_not_fit_are_not_wrong(device, capsys, monkeypatch):
+@pytest.fixture
+def random_cases_alone(device, monkeypatch):
+    """``check-kernels`` with these arguments, without common layers. Returns its exit status."""
+    monkeypatch.setattr(check_kernels, "common_calls", lambda device, dtype: {})
+    return lambda *arguments: main(["check-kernels", "--device", device, *arguments])
+
+
+def test_kernels_that_do_not_fit_are_not_wrong(random_cases_alone, capsys, monkeypatch):
     larger = selfcheck.SelfCheckResult("OutOfResources: 268288", "shared memory", fits=False)
-    results = itertools.chain([larger, selfcheck.SelfCheckResult(None)], itertools.repeat(larger))
+    results = iter([larger, selfcheck.SelfCheckResult(None), larger])
     monkeypatch.setattr(selfcheck, "self_check", lambda *call: next(results))
-    assert main(["check-kernels", "--cases", "3", "--device", device, "--dtype", "float32"]) == 0
-    assert capsys.readouterr().out.startswith(
+    assert random_cases_alone("--cases", "3", "--dtype", "float32") == 0
+    assert capsys.readouterr().out == (
         "2 of 3 random cases need more shared memory than this GPU has, and were not computed\n1 random cases: all right\n"
     )
 
 
-def test_the_command_checks_random_cases(device, checked, capsys, monkeypatch):
-    assert main(["check-kernels", "--cases", "2", "--device", device, "--dtype", "float32", "--seed", "8"]) == 0
-    assert "2 random cases: all right" in capsys.readouterr().out
+def test_the_command_checks_random_cases(random_cases_alone, checked, capsys, monkeypatch):
+    # in float32 these cases need more shared memory than an H100 has
+    status = random_cases_alone("--cases", "2", "--dtype", "float16", "--seed", "8")
+    assert (status, capsys.readouterr().out) == (0, "2 random cases: all right\n")
     monkeypatch.setattr(selfcheck, "self_check", lambda *call: selfcheck.SelfCheckResult("k by 0.3"))
-    assert main(["check-kernels", "--cases", "2", "--device", device, "--dtype", "float32"]) == 1
-    assert "2 of 2 random cases are wrong" in capsys.readouterr().out
+    assert random_cases_alone("--cases", "2", "--dtype", "float32") == 1
+    *cases, last = capsys.readouterr().out.splitlines()
+    assert last == "2 of 2 random cases are wrong" and all(case.endswith(": k by 0.3") for case in cases)
     lengths = []
     monkeypatch.setattr(
         selfcheck,
         "self_check",
         lambda call, backend: lengths.append(max(call.scores.shape[2:])) or selfcheck.SelfCheckResult(None),
     )
-    assert main(["check-kernels", "--cases", "40", "--longest", "3", "--device", device]) == 0
+    assert random_cases_alone("--cases", "40", "--longest", "3") == 0
     assert max(lengths) == 3
 
 
@@ -509,28 +517,52 @@ def test_what_it_cannot_compute_is_said(device):
     assert "scores other than dot products" in triton.unsupported_reason(AttentionCall(object(), wide, AttentionMask()))
 
 
-def test_env_shows_the_result_of_the_check(device, capsys, monkeypatch):
-    from fairseq_lowrank.cli import check_kernels, env
+@pytest.fixture
+def pretended(device, monkeypatch):
+    """The rows of ``env`` where these self-checks of the backends have these results, and "auto" prefers their kernels."""
+    operation = importlib.import_module("fairseq_lowrank.ops.attention")
+    preferred = operation._Preference(triton=(torch.bfloat16,))
+    monkeypatch.setitem(operation._PREFERENCES, torch.device(device).type, preferred)
 
-    calls = {"mixhead-a": None, "mixhead-b": None}
-    monkeypatch.setattr(check_kernels, "common_calls", lambda device: calls)
-    monkeypatch.setattr(check_kernels, "choices", lambda device, dtype: {})
-    assert [state for _, state in env.kernels()] == ["equal to the reference"]
-    monkeypatch.setattr(selfcheck, "self_check", lambda *call: selfcheck.SelfCheckResult("q by 0.3"))
-    (row,) = env.kernels()
-    assert row[1] == "wrong, so blocked is used instead: mixhead-a (q by 0.3); mixhead-b (q by 0.3)"
-    monkeypatch.setattr(
-        selfcheck, "self_check", lambda *call: selfcheck.SelfCheckResult(None, "row_sums spills 8 registers")
+    def rows(**results):
+        monkeypatch.setattr(selfcheck, "_results", {})
+        monkeypatch.setattr(
+            selfcheck, "self_check", lambda call, backend, **options: selfcheck.SelfCheckResult(*results[backend])
+        )
+        return dict(env.kernels())
+
+    return rows
+
+
+A = "kernels{}, static mixing"
+WHY = "(measured, picoseconds a score: tiled 12.0, triton 25.7, sdpa 76.9, blocked 407.8)"
+
+
+def test_env_checks_and_explains_what_auto_takes(device, pretended):
+    name = A.format("" if device == "cpu" else " 0")
+    rows = pretended(tiled=(None,), triton=(None,))
+    assert rows[name] == f"tiled {WHY}; tiled equals the reference"
+    assert {row.partition(" ")[0] for row in rows.values()} == {"tiled"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rows = pretended(tiled=("q by 0.3",), triton=(None,))
+    assert rows[name] == f"triton {WHY}; tiled is wrong (q by 0.3); triton equals the reference"
+    spilled = "row_sums stores 8 registers in its inner loop"
+    rows = pretended(tiled=("OutOfResources: 268288", "shared memory", False), triton=(None, spilled))
+    assert rows[name] == (
+        f"triton {WHY}; tiled needs more shared memory; triton equals the reference, but {spilled}"
+    )  # a time was measured, with the spills
+
+
+def test_check_kernels_fails_if_a_common_layer_is_wrong(device, pretended):
+    pretended(tiled=("q by 0.3",), triton=(None,))
+    calls = common_calls(torch.device(device), torch.bfloat16)
+    said, right = describe_choice(calls["static mixing of 8 heads"])
+    assert "tiled is wrong (q by 0.3); triton equals the reference" in said and not right
+    assert describe_choice(common_calls(torch.device(device), torch.float32)["static mixing"]) == (
+        "blocked; triton equals the reference",
+        True,
     )
-    (row,) = env.kernels()
-    assert row[1] == (
-        "equal to the reference, auto uses blocked for: "
-        "mixhead-a (row_sums spills 8 registers); mixhead-b (row_sums spills 8 registers)"
-    )
-    larger = selfcheck.SelfCheckResult("OutOfResources: 268288", "shared memory", fits=False)
-    monkeypatch.setattr(selfcheck, "self_check", lambda *call: larger)
-    (row,) = env.kernels()
-    assert row[1].endswith("auto uses blocked for: mixhead-a (shared memory); mixhead-b (shared memory)")
 
 
 def test_common_layers_pass_the_check(device):
