@@ -9,7 +9,7 @@ from fairseq_lowrank.attention import CAUSAL, PRESETS
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_gradients_of_each_sample_with_padding_under_causality(preset):
-    layer, x = build(preset, backend="reference", noise=0.1), normal(2, 4, BATCH, SIZE, seed=7)
+    layer, x = build(preset, noise=0.1), normal(2, 4, BATCH, SIZE, seed=7)
     parameters = {name: tensor.detach() for name, tensor in layer.named_parameters()}
     padding = torch.stack([hidden_keys(4), torch.zeros(BATCH, 4, dtype=torch.bool)])
     options = {"need_weights": False, "attn_mask": CAUSAL}

@@ -15,7 +15,7 @@ from fairseq_lowrank.ops.attention.mixing import DiagonalMixing, HeadMixing, Pos
 from fairseq_lowrank.ops.attention.relative import Relative
 from fairseq_lowrank.ops.attention.scores import DotProduct, Scores
 from fairseq_lowrank.ops.attention.synthesizer import RandomSynthesizer
-from fairseq_lowrank.ops.attention.tree import is_traced
+from fairseq_lowrank.ops.attention.tree import hides_values, is_traced
 
 __all__ = [
     "BACKENDS",
@@ -175,6 +175,8 @@ def _preference(call: AttentionCall) -> tuple[ModuleType, ...]:
         # A traced call is not tried on its device, so it takes only kernels that were timed or compiled elsewhere.
         known = not is_traced(v) or triton.is_precompiled_config(call)
         fused = tuple(_BACKENDS[name] for name in names if known or name != "triton")
+    if not is_traced(v) and hides_values(v):  # other backends have first derivatives in reverse mode alone
+        return (reference,)
     if is_traced(v):
         if torch.onnx.is_in_onnx_export():  # it has no operator of this package
             return (reference,)

@@ -88,6 +88,13 @@ def test_transforms_of_functions_are_refused_in_one_line_or_work_with_the_refere
     TRANSFORMS[transform](heads_of("reference"), x)
 
 
+@pytest.mark.parametrize("transform", ["vmap", "jvp", "grad", "vjp", "hessian"])
+def test_auto_takes_the_reference_under_transforms_of_functions(transform):
+    x = normal(1, 2, 70, 4)
+    found, expected = (TRANSFORMS[transform](heads_of(backend), x) for backend in ("auto", "reference"))
+    torch.testing.assert_close(found, expected)
+
+
 def test_forward_mode_is_refused():
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(normal(1, 2, 70, 4).detach(), torch.ones(1, 2, 70, 4).double())
