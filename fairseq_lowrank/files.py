@@ -13,7 +13,7 @@ import stat
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from multiprocessing import Pool
 from pathlib import Path
 from typing import Any
@@ -109,16 +109,28 @@ def whole_file(path: Path, mode: str = "w") -> Iterator:
     Raises:
         UserError: the disk is full, or the path leads to something else than a file.
     """
-    make_parent(path)
-    real = regular_file(path)
-    part = real.with_name(real.name + ".part")
+    with whole_files(path, mode=mode) as (file,):
+        yield file
+
+
+@contextmanager
+def whole_files(*paths: Path, mode: str = "w") -> Iterator[list]:
+    """Open several files like :func:`whole_file`, and rename them one after the other when all of them are complete."""
+    for path in paths:
+        make_parent(path)
+    real = [regular_file(path) for path in paths]
+    parts = [path.with_name(path.name + ".part") for path in real]
     try:
-        with named_if_full(path):
-            with open(part, mode, encoding=None if "b" in mode else "utf-8") as file:
-                yield file
-            os.replace(part, real)
+        with named_if_full(paths[0]):
+            with ExitStack() as files:
+                yield [
+                    files.enter_context(open(part, mode, encoding=None if "b" in mode else "utf-8")) for part in parts
+                ]
+            for part, path in zip(parts, real, strict=True):
+                os.replace(part, path)
     finally:
-        part.unlink(missing_ok=True)
+        for part in parts:
+            part.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import transformers
 from torch import nn
 from transformers import PreTrainedModel
 
-from fairseq_lowrank.files import whole_file
+from fairseq_lowrank.files import whole_files
 from fairseq_lowrank.huggingface.added import ADDED_AXES, parts_of
 from fairseq_lowrank.huggingface.apply import apply_attention
 from fairseq_lowrank.huggingface.saving import CONFIG, load_attention, recorded_attention
@@ -123,7 +123,7 @@ def _write_choice(save: Callable) -> Callable:
         path = Path(save_directory) / "adapter_config.json"
         config = json.loads(path.read_text(encoding="utf-8"))
         config["peft_type"] = config["peft_type"].removesuffix(MARK) + MARK
-        with whole_file(path) as marked, whole_file(path.with_name(CONFIG)) as choice:
+        with whole_files(path.with_name(CONFIG), path) as (choice, marked):
             marked.write(json.dumps(config, indent=2, sort_keys=True))
             choice.write(json.dumps(record, indent=1) + "\n")
 

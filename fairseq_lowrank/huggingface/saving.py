@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from fairseq_lowrank.attention.sharding import is_sharded, whole
 from fairseq_lowrank.attention.states import refuse_unknown_options
-from fairseq_lowrank.files import whole_file
+from fairseq_lowrank.files import whole_files
 from fairseq_lowrank.huggingface.added import mixing_state, mixing_tensors, parts_of
 from fairseq_lowrank.huggingface.apply import apply_attention
 from fairseq_lowrank.huggingface.choice import chosen_axes
@@ -25,6 +25,8 @@ from fairseq_lowrank.parts import AXES, PLAIN
 from fairseq_lowrank.parts.parameters import NoDecayModule
 
 WEIGHTS, CONFIG = "lowrank_attention.safetensors", "lowrank_attention.json"
+CHOICE = "lowrank_attention"
+"""The field of the metadata of the weights that holds the choice."""
 
 
 def save_attention(model: PreTrainedModel, folder: str | os.PathLike) -> None:
@@ -50,7 +52,8 @@ def save_attention(model: PreTrainedModel, folder: str | os.PathLike) -> None:
             f"{folder} holds a whole model with its mixing, and would hold two. Give another folder, or call "
             "model.save_pretrained to replace both."
         )
-    state = {name: whole(tensor).detach().cpu().contiguous() for name, tensor in mixing_state(model).items()}
+    # layers may share a part; safetensors refuses tensors that share memory
+    state = {name: whole(tensor).detach().cpu().contiguous().clone() for name, tensor in mixing_state(model).items()}
     names = {module: name for name, module in model.named_modules()}
     sizes = [
         {"name": names[module], "site": site, "layer": layer, "num_heads": sizes.num_heads, "head_dim": sizes.head_dim}
@@ -61,9 +64,13 @@ def save_attention(model: PreTrainedModel, folder: str | os.PathLike) -> None:
     sharded = is_sharded(model)
     try:
         if not sharded or torch.distributed.get_rank() == 0:
-            with whole_file(folder / WEIGHTS, "wb") as weights, whole_file(folder / CONFIG) as choice:
-                weights.write(save(state, metadata={"format": "pt"}))
-                choice.write(json.dumps(record | {"modules": sizes}, indent=1) + "\n")
+            metadata = {
+                "format": "pt",
+                CHOICE: json.dumps(record),
+            }  # an interrupted save may leave files of two choices
+            with whole_files(folder / WEIGHTS, folder / CONFIG, mode="wb") as (weights, choice):
+                weights.write(save(state, metadata=metadata))
+                choice.write((json.dumps(record | {"modules": sizes}, indent=1) + "\n").encode())
     finally:
         if sharded:
             torch.distributed.barrier()  # the others may read the folder next
@@ -119,6 +126,8 @@ def load_attention(model: PreTrainedModel, folder: str | os.PathLike, *, train: 
     if not record or not files:
         raise UserError(f"{folder}: no mixing here. Give a folder that save_attention or save_pretrained wrote.")
     apply_attention(model, PLAIN, train=train, **record)
+    if files[0].name == WEIGHTS:
+        _refuse_weights_of_another_choice(files[0], record)
     wanted = mixing_state(model)
     loaded = _saved_tensors(files, model.base_model_prefix, wanted)
     for name, tensor in wanted.items():
@@ -129,6 +138,20 @@ def load_attention(model: PreTrainedModel, folder: str | os.PathLike, *, train: 
         for name, tensor in wanted.items():
             tensor.copy_(loaded[name])
     return model
+
+
+def _refuse_weights_of_another_choice(weights: Path, record: dict) -> None:
+    """Raise UserError if the weights were saved with another choice than the one that their folder records."""
+    with safe_open(weights, "pt") as tensors:
+        text = (tensors.metadata() or {}).get(CHOICE)  # 0.2.0 wrote none
+    saved = record if text is None else json.loads(text)
+    own, other = (chosen_axes(one) | {name: one.get(name) for name in ("sites", "layers")} for one in (record, saved))
+    if differing := [name for name in own if own[name] != other[name]]:
+        name = differing[0]
+        raise UserError(
+            f"{weights} was saved with {name}={other[name]!r}, and {CONFIG} has {own[name]!r}. A save was interrupted, or a file "
+            "was changed: save again, or give another folder."
+        )
 
 
 def _saved_tensors(files: list[Path], prefix: str, names: Collection[str]) -> dict[str, Tensor]:

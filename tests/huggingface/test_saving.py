@@ -1,6 +1,7 @@
 """Folders with the mixing of a model: what they record, and what another installation reads from them."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from full_disk import full_disk
 from transformers_families import build
 
 from fairseq_lowrank.attention import AXES, Method, register
+from fairseq_lowrank.files import whole_files
 from fairseq_lowrank.huggingface import apply_attention, load_attention, mixing_state, save_attention
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.parts import HeadOutput, Option
@@ -82,6 +84,32 @@ def test_a_failed_save_leaves_the_earlier_mixing(tmp_path, monkeypatch):
     with full_disk(10), pytest.raises(UserError, match=r"lowrank_attention\.\w+: .*nothing was written"):
         save_attention(model, tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_save_that_ends_between_two_files_is_refused(tmp_path, monkeypatch):
+    save_attention(apply_attention(build("gpt2"), "mixhead-a"), tmp_path)
+    replace = os.replace
+    monkeypatch.setattr(os, "replace", lambda part, path: str(path).endswith("json") or replace(part, path))
+    save_attention(apply_attention(build("gpt2"), "mixhead-a", activation="sigsoftmax"), tmp_path)
+    with pytest.raises(UserError, match=r"safetensors was saved with activation='sigsoftmax', and .* has 'softmax'"):
+        load_attention(build("gpt2"), tmp_path)
+
+
+def test_files_that_belong_together_are_renamed_when_all_are_complete(tmp_path):
+    paths = [tmp_path / "weights", tmp_path / "choice"]
+    with full_disk(10), pytest.raises(UserError, match="nothing was written"), whole_files(*paths) as files:
+        for file, text in zip(files, ("short", "longer than the disk"), strict=True):
+            file.write(text)  # into a buffer, which is written when the file is closed
+    assert not [*tmp_path.iterdir()]
+
+
+def test_layers_that_share_a_part_are_saved(tmp_path):
+    model = apply_attention(build("gpt2"), "mixhead-a")
+    first, second = (block.attn for block in model.transformer.h)
+    second.mixing = first.mixing
+    torch.nn.init.normal_(first.mixing.weight)
+    save_attention(model, tmp_path)
+    torch.testing.assert_close(load_attention(build("gpt2"), tmp_path)(TOKENS).logits, model(TOKENS).logits)
 
 
 def test_a_mixing_is_not_saved_over_that_of_a_whole_model(tmp_path):
