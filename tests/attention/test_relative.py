@@ -167,8 +167,8 @@ def test_it_compiles_as_one_graph_for_lengths_that_differ(inputs):
         lambda x: layer(x[-70:], x, x, attn_mask=CAUSAL, need_weights=False)[0],
         backend="aot_eager",
         fullgraph=True,
-        dynamic=True,
     )
     for keys in (90, 140):
         x = inputs(keys, 2, SIZE, dtype=torch.float32)
+        torch._dynamo.mark_dynamic(x, 0)
         torch.testing.assert_close(run(x), layer(x[-70:], x, x, attn_mask=CAUSAL, need_weights=False)[0])
