@@ -80,6 +80,7 @@ def import_all() -> None:
     options = importlib.import_module("fairseq.options")
     words = ["nothing", "--path", "nothing"]
     args = options.parse_args_and_arch(options.get_generation_parser(), words)
+    importlib.import_module("quick_hydra").quicken()
     importlib.import_module("fairseq.dataclass.utils").convert_namespace_to_omegaconf(args)  # the grammar of hydra
     gc.freeze()  # so that no child copies memory to collect what is kept
 
