@@ -6,6 +6,7 @@ import errno
 import functools
 import gzip
 import io
+import json
 import os
 import re
 import shutil
@@ -164,6 +165,21 @@ def unpacked(path: Path, mode: str = "rb", **options: Any) -> Iterator:
             yield file
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UserError(f"{path} is damaged, cut short, or not a gzip file: {error}. Download it again.") from error
+
+
+def read_json(path: Path) -> dict:
+    """Return the object in a JSON file.
+
+    Raises:
+        UserError: the file is not JSON, or has no object.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"{path} is not valid JSON: {error}. Make or download it again.") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} has no JSON object. Make or download it again.")
+    return content
 
 
 # Python or fairseq end a line at each of these characters, so a sentence with one of them would become two.

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from fairseq_lowrank.attention.sharding import is_sharded, whole
 from fairseq_lowrank.attention.states import refuse_unknown_options
-from fairseq_lowrank.files import whole_files
+from fairseq_lowrank.files import read_json, whole_files
 from fairseq_lowrank.huggingface.added import mixing_state, mixing_tensors, parts_of
 from fairseq_lowrank.huggingface.apply import apply_attention
 from fairseq_lowrank.huggingface.choice import chosen_axes
@@ -97,7 +98,7 @@ def recorded_attention(folder: Path) -> dict | None:
 def _record(path: Path) -> dict | None:
     if not path.is_file():
         return None
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = read_json(path)
     record = content if path.name == CONFIG else content.get("lowrank_attention")
     if record is None:
         return None
@@ -140,9 +141,18 @@ def load_attention(model: PreTrainedModel, folder: str | os.PathLike, *, train: 
     return model
 
 
+@contextlib.contextmanager
+def _opened(file: Path) -> Iterator[safe_open]:
+    try:
+        with safe_open(file, "pt") as tensors:
+            yield tensors
+    except SafetensorError as error:
+        raise UserError(f"{file} is damaged: {error}. Save it again, or give another folder.") from error
+
+
 def _refuse_weights_of_another_choice(weights: Path, record: dict) -> None:
     """Raise UserError if the weights were saved with another choice than the one that their folder records."""
-    with safe_open(weights, "pt") as tensors:
+    with _opened(weights) as tensors:
         text = (tensors.metadata() or {}).get(CHOICE)  # 0.2.0 wrote none
     saved = record if text is None else json.loads(text)
     own, other = (chosen_axes(one) | {name: one.get(name) for name in ("sites", "layers")} for one in (record, saved))
@@ -150,7 +160,7 @@ def _refuse_weights_of_another_choice(weights: Path, record: dict) -> None:
         name = differing[0]
         raise UserError(
             f"{weights} was saved with {name}={other[name]!r}, and {CONFIG} has {own[name]!r}. A save was interrupted, or a file "
-            "was changed: save again, or give another folder."
+            "was changed. Save it again, or give another folder."
         )
 
 
@@ -162,7 +172,7 @@ def _saved_tensors(files: list[Path], prefix: str, names: Collection[str]) -> di
     """
     found: dict[str, tuple[Path, Tensor]] = {}
     for file in files:
-        with safe_open(file, "pt") as tensors:
+        with _opened(file) as tensors:
             keys = set(tensors.keys())
             for name in names:
                 candidates = (name, f"{prefix}.{name}", name.removeprefix(f"{prefix}."))

@@ -17,6 +17,7 @@ from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING, OmegaConf, open_dict
 from torch import Tensor
 
+from fairseq_lowrank.files import read_json
 from fairseq_lowrank.messages import UserError, flag_name
 from fairseq_lowrank.tasks.span_head import add_span_head
 from fairseq_lowrank.tasks.spans import SubwordOffsets, windows
@@ -172,7 +173,7 @@ class QuestionAnsweringTask(FairseqTask):
         super().__init__(cfg)
         self.dictionary = dictionary
         self.folder = Path(cfg.data)
-        self.unanswerable = json.loads((self.folder / "task.json").read_text(encoding="utf-8"))["unanswerable"]
+        self.unanswerable = read_json(self.folder / "task.json")["unanswerable"]
 
     @classmethod
     def setup_task(cls, cfg: QuestionAnsweringConfig, **kwargs):

@@ -95,6 +95,15 @@ def test_a_save_that_ends_between_two_files_is_refused(tmp_path, monkeypatch):
         load_attention(build("gpt2"), tmp_path)
 
 
+@pytest.mark.parametrize("name", ["lowrank_attention.json", "lowrank_attention.safetensors", "config.json"])
+@pytest.mark.parametrize("content", ["", "[]"])
+def test_a_damaged_file_is_named(name, content, tmp_path):
+    save_attention(apply_attention(build("gpt2"), "mixhead-a"), tmp_path)
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=f"{name} (is damaged|is not valid JSON|has no JSON object).* (Save|Make)"):
+        load_attention(build("gpt2"), tmp_path)
+
+
 def test_files_that_belong_together_are_renamed_when_all_are_complete(tmp_path):
     paths = [tmp_path / "weights", tmp_path / "choice"]
     with full_disk(10), pytest.raises(UserError, match="nothing was written"), whole_files(*paths) as files:

@@ -10,6 +10,7 @@ from statistics import fmean
 
 import torch
 
+from fairseq_lowrank.files import read_json
 from fairseq_lowrank.messages import FlagError, UserError
 from fairseq_lowrank.progress import tracked
 from fairseq_lowrank.tasks.question_answering import QuestionDataset, span_scores
@@ -74,7 +75,7 @@ def read_task(folder: Path) -> dict:
     file = folder / "task.json"
     if not file.is_file():
         raise UserError(f"{folder} has no task.json. Give the folder `bin` of a corpus of sentences or questions.")
-    return json.loads(file.read_text(encoding="utf-8"))
+    return read_json(file)
 
 
 def check_task(state: dict, checkpoint: Path, asks: str, about: dict, data: Path) -> None:

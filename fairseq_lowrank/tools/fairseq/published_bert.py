@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
@@ -16,7 +15,7 @@ from fairseq.tasks.masked_lm import MaskedLMTask
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from fairseq_lowrank.files import read_lines, write_lines
+from fairseq_lowrank.files import read_json, read_lines, write_lines
 from fairseq_lowrank.messages import InvalidCheckpoint, UserError
 from fairseq_lowrank.models.bert import LowrankBertModel
 from fairseq_lowrank.repairs import checkpoint_file
@@ -91,7 +90,7 @@ class PublishedBert:
         Raises:
             UserError: a file is missing or damaged, or the model is not BERT as published.
         """
-        config = read_json(folder / "config.json")
+        config = read_json(present(folder / "config.json"))
         check_config(config, folder)
         tensors = read_tensors(folder)
         check_sizes(config, tensors, folder)
@@ -149,21 +148,6 @@ def present(path: Path) -> Path:
             f"{path} does not exist. Give a folder with config.json, vocab.txt, and model.safetensors or pytorch_model.bin."
         )
     return path
-
-
-def read_json(path: Path) -> dict:
-    """Return the object in a JSON file.
-
-    Raises:
-        UserError: the file is not JSON, or has no object.
-    """
-    try:
-        content = json.loads(present(path).read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"{path} is not valid JSON: {error}. Download it again.") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path} has no JSON object. Give a folder that save_pretrained wrote.")
-    return content
 
 
 def check_config(config: dict, folder: Path) -> None:

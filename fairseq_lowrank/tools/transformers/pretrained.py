@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from fairseq_lowrank.attention import MultiheadAttention, build_attention
+from fairseq_lowrank.files import read_json
 from fairseq_lowrank.huggingface import (
     CONFIG,
     SITES,
@@ -184,11 +184,12 @@ def inspect_saved(folder: Path) -> list[dict] | None:
     """Return what :func:`inspect` returns, from a folder that :func:`~.huggingface.save_attention` wrote; None for another folder."""
     if (folder / "config.json").is_file() or not (folder / CONFIG).is_file():
         return None
-    record = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    record = read_json(folder / CONFIG)
     if "modules" not in record:
         reason = f"{CONFIG} does not say the sizes of its layers, as an earlier version wrote it"
         raise FlagError("--transformers", folder, reason, "Load it with load_attention, and save it again.")
-    saved = load_file(folder / WEIGHTS)
+    with reading(folder):
+        saved = load_file(folder / WEIGHTS)
     layers = []
     for module in record["modules"]:
         prefix = f"{module['name']}."
