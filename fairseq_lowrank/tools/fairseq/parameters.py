@@ -260,12 +260,16 @@ def sweep(
     rows = []
     with Progress("building", len(methods) * len(SWEEPS[quantity]), "models") as progress:
         for value in SWEEPS[quantity]:
+            try:
+                sized = parse_architecture(architecture, [*flags, *sizes(value)], task=task)
+            except ValueError:
+                progress.update(len(methods))
+                continue
             for preset in methods:
                 progress.update()
                 try:
-                    args = parse_architecture(architecture, [*flags, *sizes(value)], task=task)
                     need = METHODS[preset].needs
-                    args = with_preset(args, preset, keep=("head_dim", *([need.axis] if need else [])))
+                    args = with_preset(sized, preset, keep=("head_dim", *([need.axis] if need else [])))
                     if quantity != "layers":
                         args.head_dim = value if quantity == "head-dim" else head_dim
                     elif need is not None and need.axis == "head_dim" and getattr(args, "head_dim", None) is None:
