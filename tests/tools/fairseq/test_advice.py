@@ -1,10 +1,10 @@
 import functools
 import json
-from copy import copy
 
 import numpy
 import pytest
 import torch
+from architectures import arguments
 
 from fairseq_lowrank import cli
 from fairseq_lowrank.attention import build_attention
@@ -14,7 +14,7 @@ from fairseq_lowrank.tools.advice import heads as rule
 from fairseq_lowrank.tools.fairseq.advice import checks
 from fairseq_lowrank.tools.fairseq.advice.lengths import read_lengths, read_vocab_size
 from fairseq_lowrank.tools.fairseq.advice.remedies import cached
-from fairseq_lowrank.tools.fairseq.architecture import attention_layers, build_model, parse_architecture
+from fairseq_lowrank.tools.fairseq.architecture import attention_layers, build_model
 from fairseq_lowrank.tools.fairseq.parameters import count
 
 TRANSLATION = "lowrank_transformer_iwslt_de_en"
@@ -22,13 +22,8 @@ LM = "lowrank_transformer_lm"
 SHORT = {name: numpy.array([20, 24, 28, 90]) for name in ("source", "target")}
 
 
-@functools.cache
-def parsed(architecture, flags):
-    return parse_architecture(architecture, flags)
-
-
 def findings(architecture, flags, *, vocab_size=1000, lengths=SHORT):
-    return checks.advise(copy(parsed(architecture, tuple(flags))), vocab_size, lengths)
+    return checks.advise(arguments(architecture, flags), vocab_size, lengths)
 
 
 def one(found, topic, **numbers):
@@ -46,7 +41,7 @@ def changes(finding):
 
 @functools.cache
 def counted(architecture, flags, vocab_size):
-    return count(build_model(copy(parsed(architecture, flags)), vocab_size))["total"]
+    return count(build_model(arguments(architecture, flags), vocab_size))["total"]
 
 
 def total(architecture, flags, vocab_size):
@@ -128,7 +123,7 @@ def test_the_cost_of_fixedhead_is_that_of_the_built_model():
     costs = changes(one(found, "head size"))
     flags = ["--attention", "fixedhead", "--head-dim", "256"]
     totals = [
-        count(build_model(parse_architecture("lowrank_transformer_lm_wiki103_vanilla", more), 1000))["total"]
+        count(build_model(arguments("lowrank_transformer_lm_wiki103_vanilla", more), 1000))["total"]
         for more in (flags, [])
     ]
     assert costs["--attention fixedhead --head-dim 256"] == totals[0] - totals[1]
@@ -242,7 +237,7 @@ def test_a_narrower_width_is_a_multiple_of_the_heads():
     (narrower,) = [change for change, cost, *_ in found.changes if cost is None]
     assert narrower.startswith("width 256 and about 24 layers, the feed-forward in proportion")
     sizes = ["--decoder-embed-dim", "256", "--decoder-ffn-embed-dim", "1024", "--decoder-layers", "24"]
-    layers = [count(build_model(parse_architecture(LM, more), 257)) for more in ([], sizes)]
+    layers = [count(build_model(arguments(LM, more), 257)) for more in ([], sizes)]
     before, after = (counted["attention"] + counted["feed_forward"] for counted in layers)
     assert after == pytest.approx(before, rel=0.01)
 
@@ -291,11 +286,9 @@ def test_shallow_models_are_told_that_depth_counts_most():
         one(findings("lowrank_transformer_lm_wiki103_vanilla", ["--decoder-layers", "3"], lengths={}), "depth")
     ).values()
     totals = [
-        count(
-            build_model(
-                parse_architecture("lowrank_transformer_lm_wiki103_vanilla", ["--decoder-layers", layers]), 1000
-            )
-        )["total"]
+        count(build_model(arguments("lowrank_transformer_lm_wiki103_vanilla", ["--decoder-layers", layers]), 1000))[
+            "total"
+        ]
         for layers in ("6", "3")
     ]
     assert cost == totals[0] - totals[1]
@@ -349,7 +342,7 @@ def test_the_command_reads_a_checkpoint(trained, capsys):
 def test_a_model_of_pairs_takes_no_running_text(monkeypatch, language_model_data, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model.pt").touch()
-    args = parse_architecture("transformer", [])
+    args = arguments("transformer", [])
     found = (args, language_model_data, 99, "none", "translation")
     monkeypatch.setattr(cli.command_modules(cli)["advise"], "from_checkpoint", lambda args: found)
     assert cli.main(["advise", "--checkpoint", "model.pt"]) == 2
@@ -441,8 +434,8 @@ def test_fewer_keys_are_offered_with_what_they_keep_of_a_token(flags, grouped, o
 def test_no_fewer_keys_are_offered_where_there_is_one_or_nothing_is_cached():
     random = ["--attention-score", "synthesizer-random", "--attention", "mqa"]
     assert (
-        cached(build_model(parse_architecture(LM, random), 1000))
-        == cached(build_model(parse_architecture(LM, ["--attention", "mqa"]), 1000)) / 2
+        cached(build_model(arguments(LM, random), 1000))
+        == cached(build_model(arguments(LM, ["--attention", "mqa"]), 1000)) / 2
     )
     for architecture, flags in ((LM, ["--attention", "mqa"]), (LM, ["--attention", "mhe-mul"]), ("roberta_base", [])):
         assert "cache" not in [finding.topic for finding in findings(architecture, flags, lengths={})]
@@ -450,7 +443,7 @@ def test_no_fewer_keys_are_offered_where_there_is_one_or_nothing_is_cached():
 
 def test_the_cache_of_methods_with_several_group_counts_is_that_of_decoding():
     sizes = ["--attention", "lrkv", "--rank", "4", "--head-dim", "450"]
-    now, larger = (build_model(parse_architecture(LM, flags), 1000) for flags in (sizes[:4], sizes))
+    now, larger = (build_model(arguments(LM, flags), 1000) for flags in (sizes[:4], sizes))
     layer = attention_layers(now)[0].module
     per_token = 2 * (layer.head_dim + 4 * layer.num_heads)
     assert cached(now) == len(attention_layers(now)) * per_token
@@ -516,7 +509,7 @@ def test_own_factors_of_heads_lift_no_rank(methods_leave):
 def test_verdict_counts_the_heads_that_are_large_enough():
     def verdict(flags, length, architecture=TRANSLATION):
         lengths = {name: numpy.array([length]) for name in (("text",) if "_lm" in architecture else SHORT)}
-        return rule.verdict(checks.ModelSummary(parse_architecture(architecture, flags), 1000, lengths))
+        return rule.verdict(checks.ModelSummary(arguments(architecture, flags), 1000, lengths))
 
     found = verdict([], 240)
     assert (found["too_small"], found["large_enough"]) == (["encoder", "cross"], ["decoder"])
@@ -535,8 +528,9 @@ def test_no_remedy_is_listed_that_does_not_suffice():
     cases = [(TRANSLATION, [], 240), (TRANSLATION, ["--encoder-attention-heads", "64"], 60), (LM, [], 900)]
     cases += [(LM, ["--decoder-embed-dim", "256", "--decoder-input-dim", "256", "--decoder-output-dim", "256"], 514)]
     cases += [(LM, ["--decoder-embed-dim", "256", "--decoder-input-dim", "256", "--decoder-output-dim", "256"], 513)]
-    listed = []
+    listed, one_layer = [], ["--encoder-layers", "1", "--decoder-layers", "1"]
     for architecture, flags, length in cases:
+        flags = [*flags, *one_layer[2 if architecture == LM else 0 :]]
         lengths = {name: numpy.array([length]) for name in (("text",) if architecture == LM else SHORT)}
         for finding in findings(architecture, flags, lengths=lengths):
             if finding.topic == "head size":
@@ -563,7 +557,7 @@ def test_a_smaller_head_is_no_remedy_for_wide_attention_if_it_is_too_small():
 def test_every_preset_with_small_heads_gets_advice(preset):
     needed = {} if METHODS[preset].needs is None else METHODS[preset].examples[0]
     sizes = [word for name, value in needed.items() for word in (f"--{AXES[name].flag.replace('_', '-')}", str(value))]
-    flags = ["--attention", preset, "--decoder-attention-heads", "8", *sizes]
+    flags = ["--attention", preset, "--decoder-attention-heads", "8", "--decoder-layers", "1", *sizes]
     found = findings(LM, flags, lengths={"text": numpy.array([1200])})
     assert {"embedding rank", "depth", "attention width"} <= {finding.topic for finding in found}
 

@@ -1,19 +1,20 @@
 import json
 
 import pytest
+from architectures import arguments
 from torch import nn
 
 from fairseq_lowrank import cli
 from fairseq_lowrank.attention import AXES, PRESETS
 from fairseq_lowrank.cli import params
 from fairseq_lowrank.tools.fairseq import checkpoints, parameters
-from fairseq_lowrank.tools.fairseq.architecture import attention_layers, build_model, parse_architecture
+from fairseq_lowrank.tools.fairseq.architecture import attention_layers, build_model
 
 TRANSLATION = "lowrank_transformer_wmt_en_de"
 
 
 def counts(architecture, vocab_size, *flags):
-    return parameters.count(build_model(parse_architecture(architecture, flags), vocab_size))
+    return parameters.count(build_model(arguments(architecture, flags), vocab_size))
 
 
 def both_sides(**sizes):
@@ -57,9 +58,7 @@ def test_attention_of_the_posters_encoder(preset, millions):
     ],
 )
 def test_attention_of_the_posters_translation_models(layers, width, heads, mha, mhe):
-    args = parse_architecture(
-        TRANSLATION, both_sides(**{"layers": layers, "embed-dim": width, "attention-heads": heads})
-    )
+    args = arguments(TRANSLATION, both_sides(**{"layers": layers, "embed-dim": width, "attention-heads": heads}))
     for preset, millions in (("mha", mha), ("mhe-mul", mhe)):
         args.attention = preset
         found = parameters.count(build_model(args, 100))
@@ -151,12 +150,12 @@ def test_every_axis_is_shown_at_every_site():
 
 
 def test_nothing_is_allocated():
-    model = build_model(parse_architecture("lowrank_transformer_lm_gbw"), 793470)
+    model = build_model(arguments("lowrank_transformer_lm_gbw"), 793470)
     assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
 
 
 def test_attention_layers_are_found_at_every_site_in_order():
-    model = build_model(parse_architecture(TRANSLATION, ["--encoder-layers", "2", "--decoder-layers", "3"]), 100)
+    model = build_model(arguments(TRANSLATION, ["--encoder-layers", "2", "--decoder-layers", "3"]), 100)
     found = [(layer.site, layer.layer) for layer in attention_layers(model)]
     decoder = [(site, layer) for layer in range(3) for site in ("decoder", "cross")]
     assert found == [("encoder", 0), ("encoder", 1), *decoder]
@@ -174,12 +173,12 @@ def test_shared_parameters_count_once():
 
 def test_the_output_matrix_and_what_leads_to_the_width_are_of_embeddings():
     tied, untied = (
-        parameters.count(build_model(parse_architecture("roberta_base", flags), 1000))
+        parameters.count(build_model(arguments("roberta_base", flags), 1000))
         for flags in ([], ["--untie-weights-roberta"])
     )
     assert untied["embeddings"] - tied["embeddings"] == 768 * 1000 and untied["other"] == tied["other"]
     whole, low = (
-        parameters.count(build_model(parse_architecture("lowrank_transformer_lm", flags), 1000))
+        parameters.count(build_model(arguments("lowrank_transformer_lm", flags), 1000))
         for flags in ([], ["--embed-rank", "4"])
     )
     # of two untied matrices one has rank 4
