@@ -40,6 +40,22 @@ def setup(folder):
     return run
 
 
+@pytest.fixture(scope="module")
+def quick_python(tmp_path_factory):
+    """A Python that makes an environment by copying one, because pip needs seconds to install itself."""
+    folder = tmp_path_factory.mktemp("an original")
+    subprocess.run([sys.executable, "-m", "venv", folder / ".venv"], check=True)
+    path = folder / "python"
+    path.write_text(
+        f"""#!/bin/sh
+[ "$1 $2" = "-m venv" ] || exec {sys.executable} "$@"
+cp -R -P "{folder}/.venv" "$3" && sed "s|{folder}|$(pwd -P)|g" "{folder}/.venv/bin/pip" >"$3/bin/pip"
+"""
+    )
+    path.chmod(0o755)
+    return str(path)
+
+
 @pytest.fixture
 def python_of(folder):
     """``python_of("3.14")``: a Python that says it is of that version and can make no virtual environment."""
@@ -92,7 +108,7 @@ def test_without_python_given_one_up_to_3_13_goes_before_a_newer_one(setup, fold
     assert lines[-1].startswith("setup: error: python3.12 cannot make")
 
 
-def test_a_broken_environment_is_made_again_once_and_a_missing_compiler_is_named(setup, folder):
+def test_a_broken_environment_is_made_again_once_and_a_missing_compiler_is_named(setup, folder, quick_python):
     python = folder / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.symlink_to("/nowhere/python3.11")
@@ -100,8 +116,8 @@ def test_a_broken_environment_is_made_again_once_and_a_missing_compiler_is_named
         "setup: error: fairseq has to be compiled and there is no C++ compiler; on Debian and Ubuntu: apt install g++"
     )
 
-    def fails_with_the_error(python=sys.executable):
-        status, lines = setup(PYTHON=python, CXX="/nowhere/c++")
+    def fails_with_the_error():
+        status, lines = setup(PYTHON=quick_python, CXX="/nowhere/c++")
         return (status, lines[-1]) == (1, error)
 
     assert fails_with_the_error()
@@ -114,14 +130,14 @@ def test_a_broken_environment_is_made_again_once_and_a_missing_compiler_is_named
     assert fails_with_the_error() and not kept.exists()
 
 
-def test_an_environment_of_another_python_than_the_one_asked_for_is_made_again(setup, folder):
-    setup(PYTHON=sys.executable, CXX="/nowhere/c++")
+def test_an_environment_of_another_python_than_the_one_asked_for_is_made_again(setup, folder, quick_python):
+    setup(PYTHON=quick_python, CXX="/nowhere/c++")
     kept = folder / ".venv" / "kept"
     kept.touch()
     assert setup(PYTHON="/nowhere/python3")[1][-1].startswith("setup: error: Python 3.11.4 or newer is needed")
     assert kept.exists()
     other = folder / "python3"
-    other.write_text(f'#!/bin/sh\n[ "$1" != -VV ] || exec echo Python 3.13\nexec {sys.executable} "$@"\n')
+    other.write_text(f'#!/bin/sh\n[ "$1" != -VV ] || exec echo Python 3.13\nexec "{quick_python}" "$@"\n')
     other.chmod(0o755)
     setup(PYTHON=str(other), CXX="/nowhere/c++")
     assert not kept.exists()
@@ -139,9 +155,9 @@ def write_torch(folder: Path, requirement: str) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux" or Path("/dev/nvidiactl").exists(), reason="for Linux without a GPU")
-def test_gigabytes_of_cuda_without_a_gpu_are_announced_with_the_way_to_the_cpu_build(setup, tmp_path):
+def test_gigabytes_of_cuda_without_a_gpu_are_announced_with_the_way_to_the_cpu_build(setup, tmp_path, quick_python):
     def announcements():
-        lines = setup("--test", PYTHON=sys.executable, CXX="true", PIP_FIND_LINKS=str(tmp_path))[1]
+        lines = setup("--test", PYTHON=quick_python, CXX="true", PIP_FIND_LINKS=str(tmp_path))[1]
         return [line for line in lines if "comes with CUDA, several gigabytes, and there is no NVIDIA GPU here" in line]
 
     write_torch(tmp_path, "filelock")
