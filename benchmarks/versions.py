@@ -4,7 +4,7 @@
     python benchmarks/versions.py /tmp/before --presets mixhead-a --lengths 512 2048 --output versions.json
 
 Each copy runs in a separate process. The processes take turns in every round, and a ratio is the median of the ratios within
-a round. The layer is self-attention of d 512 with 8 heads, in float32, with 2,048 tokens in a batch. Times are processor
+a round. The layer is self-attention of d 512 with 8 heads, in float32. Times are processor
 seconds of one thread, or elapsed seconds of several.
 """
 
@@ -22,7 +22,7 @@ from pathlib import Path
 import measure
 
 ROOT = Path(__file__).resolve().parents[1]
-EMBED_DIM, HEADS, TOKENS = 512, 8, 2048
+EMBED_DIM, HEADS = 512, 8
 CASES = {"plain": {}, "padding": {"padding": True}, "dropout": {"dropout": 0.1}}
 SDPA, SERVE = "sdpa", "--serve"
 RATIOS = {
@@ -40,9 +40,9 @@ def clock(threads: int) -> str:
 class Worker:
     """A process that runs layers of one copy of the package."""
 
-    def __init__(self, copy: Path, threads: int) -> None:
+    def __init__(self, copy: Path, threads: int, tokens: int) -> None:
         environment = os.environ | {"PYTHONPATH": str(copy), "OMP_NUM_THREADS": str(threads)}
-        command = [sys.executable, __file__, SERVE, str(threads)]
+        command = [sys.executable, __file__, SERVE, str(threads), str(tokens)]
         self.process = subprocess.Popen(
             command, cwd=copy, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -56,7 +56,7 @@ class Worker:
         return float(answer)
 
 
-def serve(threads: int) -> None:
+def serve(threads: int, tokens: int) -> None:
     """Answer each cell on standard input with the seconds of one pass."""
     import torch
     from attention import FusedAttention
@@ -85,7 +85,7 @@ def serve(threads: int) -> None:
                 else build_attention(preset, EMBED_DIM, HEADS, self_attention=True, dropout=dropout)
             ).train()
         layer, training = layers[preset, dropout], cell["direction"] == "training"
-        batch = max(1, TOKENS // length)
+        batch = max(1, tokens // length)
         x, cotangent = (torch.randn(length, batch, EMBED_DIM) for _ in "xg")
         x.requires_grad_(training)
         padding = None
@@ -113,6 +113,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("before", type=Path, metavar="FOLDER", help="the root of the other copy")
     parser.add_argument("--presets", nargs="+", default=["mixhead-a", "mha"])
     parser.add_argument("--lengths", nargs="+", type=int, default=[512, 1024, 2048, 4096])
+    parser.add_argument("--tokens", type=int, default=2048, help="tokens in a batch (default: 2048)")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=["plain"])
     parser.add_argument("--rounds", type=int, default=7, help="measurements of each (default: 7)")
     parser.add_argument("--threads", type=int, default=1, help="threads of each process (default: 1)")
@@ -120,7 +121,8 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     if not (args.before / "fairseq_lowrank" / "attention").is_dir():
         parser.error(f"{args.before}: it has no fairseq_lowrank/attention. Give the root of a clone or a worktree.")
-    copies = {"before": Worker(args.before.resolve(), args.threads), "after": Worker(ROOT, args.threads)}
+    folders = {"before": args.before.resolve(), "after": ROOT}
+    copies = {name: Worker(folder, args.threads, args.tokens) for name, folder in folders.items()}
     results, rows = [], []
     cells = itertools.product(args.presets, args.cases, args.lengths, (True, False), ("forward", "training"))
     for preset, case, length, causal, direction in cells:
@@ -141,7 +143,7 @@ def main(argv: list[str] | None = None) -> None:
     settings = {
         "embed_dim": EMBED_DIM,
         "heads": HEADS,
-        "tokens": TOKENS,
+        "tokens": args.tokens,
         "rounds": args.rounds,
         "clock": clock(args.threads),
     }
@@ -151,6 +153,6 @@ def main(argv: list[str] | None = None) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == [SERVE]:
-        serve(int(sys.argv[2]))
+        serve(*map(int, sys.argv[2:]))
     else:
         main()
