@@ -41,6 +41,11 @@ def test_there_is_a_process_of_one_thread_for_every_core_whatever_limits_threads
     assert said == "1: -q --numprocesses 6 --dist loadfile -m not corpus\n"
 
 
+# Without the start of Python, and of torch, that `python -m pytest` needs.
+PYTEST = ["-c", "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))", "-q", "-p", "no:cacheprovider"]
+
+
+@pytest.mark.usefixtures("quick_starts")
 def test_tests_of_a_real_corpus_are_marked_and_no_others(tmp_path):
     (tmp_path / "conftest.py").write_text((REPOSITORY / "tests/conftest.py").read_text())
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = corpus: needs one\n")
@@ -52,13 +57,14 @@ def test_tests_of_a_real_corpus_are_marked_and_no_others(tmp_path):
         "def test_one_by_way_of_a_fixture(lines): pass\n"
         "def test_other(tmp_path): pass\n"
     )
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--collect-only", "-m", "not corpus"]
+    command = [sys.executable, *PYTEST, "--collect-only", "-m", "not corpus"]
     environment = os.environ | {"PYTEST_ADDOPTS": ""}
     result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert [line for line in result.stdout.splitlines() if "::" in line] == ["test_it.py::test_other"]
     assert "2 deselected" in result.stdout
 
 
+@pytest.mark.usefixtures("quick_starts")
 @pytest.mark.parametrize(("ci", "outcome"), [("", "1 skipped"), ("true", "1 failed")])
 def test_a_missing_corpus_is_skipped_and_fails_in_ci(tmp_path, ci, outcome):
     (tmp_path / "conftest.py").write_text((REPOSITORY / "tests/conftest.py").read_text())
@@ -67,7 +73,7 @@ def test_a_missing_corpus_is_skipped_and_fails_in_ci(tmp_path, ci, outcome):
     )
     (tmp_path / "test_it.py").write_text("def test_one(corpus):\n    corpus('brown')\n")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        [sys.executable, *PYTEST],
         cwd=tmp_path,
         env=os.environ | {"CI": ci, "LOWRANK_DATA": str(tmp_path)},
         capture_output=True,

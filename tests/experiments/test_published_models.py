@@ -71,6 +71,7 @@ def test_weights_are_rounded_to_sixteen_levels_a_block(tmp_path):
     assert 0 < (rounded - weights["layer.weight"]).abs().max() < 0.3
 
 
+@pytest.mark.usefixtures("quick_starts")
 def test_recipe_skips_rows_with_a_line(tmp_path):
     results = tmp_path / "lines.jsonl"
     for text in ("wikitext-2", "film-reviews"):

@@ -41,6 +41,7 @@ def train(data: Path, save_dir: Path, *flags: str) -> tuple[list[dict], dict]:
     return [{name: value for name, value in entry.items() if name not in OF_THE_CLOCK} for entry in log], state["model"]
 
 
+@pytest.mark.usefixtures("quick_starts")
 def test_stock_training_is_the_same_with_and_without_the_plugin(translation_data, tmp_path):
     log, model = train(translation_data, tmp_path / "alone")
     other_log, other_model = train(translation_data, tmp_path / "plugin", "--user-dir", str(PACKAGE))

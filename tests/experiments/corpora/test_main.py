@@ -12,6 +12,7 @@ from experiments.corpora.catalogue import CORPORA
 from experiments.corpora.fetch import locked
 
 
+@pytest.mark.usefixtures("quick_starts")
 def test_a_second_process_waits_for_the_first_and_takes_what_it_made(prepare, shorten, corpus, tmp_path):
     data = shorten(corpus("brown"), tmp_path / "data", train=50, valid=20, test=20)
     command = [sys.executable, "-m", "experiments.corpora", "brown", "--data", str(data)]

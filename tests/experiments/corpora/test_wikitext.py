@@ -48,7 +48,7 @@ def test_a_formula_within_text_is_no_title(prepare, tmp_path):
 
 
 def test_documents_are_articles(prepare, corpus, tmp_path):
-    lines = list(read_lines(corpus("wikitext-2") / "valid.txt.gz"))
+    lines = list(read_lines(corpus("wikitext-2") / "valid.txt.gz"))[:132]
     data = tmp_path / "data"
     data.mkdir()
     for split in ("train", "valid", "test"):
@@ -57,6 +57,6 @@ def test_documents_are_articles(prepare, corpus, tmp_path):
     made = list(read_lines(tmp_path / "work" / "data" / "wikitext-2-documents-bpe300" / "tok" / "train.txt"))
     assert [line for line in made if line] == [line for line in lines if line.strip()]
     documents = "\n".join(made).split("\n\n")
-    assert len(documents) == 60 and made[-1] == ""
+    assert len(documents) == 4 and made[-1] == ""
     titles = [document.strip().splitlines()[0].split() for document in documents]
     assert all(title[0] == "=" and title[1] != "=" for title in titles)
