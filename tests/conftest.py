@@ -208,10 +208,12 @@ def plugins_leave(methods_leave):
     names = [name for name in vars(models) if name.isupper() and name.endswith("REGISTRY")]
     memo = getattr(utils.import_user_module, "memo", set())
     imported, folders, path = set(sys.modules), set(memo), list(sys.path)
+    configs = dict(models.MODEL_DATACLASS_REGISTRY)
     with restored([getattr(models, name) for name in names]), restored([flags.FLAGS, flags.MODEL_FLAGS]):
         yield
-    for name, config in models.MODEL_DATACLASS_REGISTRY.items():
-        flags.use_dataclass(name, config)
+    for name, config in configs.items():
+        if getattr(models.MODEL_REGISTRY[name], "__dataclass") is not config:
+            flags.use_dataclass(name, config)
     for folder in getattr(utils.import_user_module, "memo", set()) - folders:
         utils.import_user_module.memo.discard(folder)
         if (name := Path(folder).name) not in imported:
