@@ -60,6 +60,8 @@ def run(args) -> None:
         raise FlagError("--arch", args.arch, "its embeddings have no size", "Add --vocab-size N.")
     from fairseq_lowrank.tools.fairseq import parameters
 
+    if args.sweep and args.output:
+        from fairseq_lowrank.tools import pictures  # noqa: F401 (if its package is missing, the sweep need not begin)
     data = parameters.describe(args.arch, args.vocab_size, args.flags, task=args.task)
     text, rows, figures = as_text(data), [flat(data)], {}
     if args.sweep:
