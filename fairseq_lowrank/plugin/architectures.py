@@ -7,6 +7,7 @@ import contextlib
 import copy
 import logging
 import os
+import re
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -146,7 +147,7 @@ def build_small(cls: type[BaseFairseqModel], args: object, *, check: bool = True
         check: refuse attention that is chosen at a site where the model builds its own.
     """
     args = _with_one_layer(_complete(cls, args))
-    task = stand_in_task(cls, args, SizedDictionary(LARGE))
+    task = stand_in_task(cls, args, SizedDictionary(_words(args)))
     if MODEL_DATACLASS_REGISTRY.get(getattr(args, "_name", None)) or getattr(cls, "__dataclass", None) is not None:
         args = OmegaConf.create({name: value for name, value in vars(args).items() if name != "arch"})
     with torch.random.fork_rng(devices=[]), _silence():
@@ -199,6 +200,14 @@ def _set_missing(args: argparse.Namespace, defaults: dict) -> None:
     for name, value in defaults.items():
         if not hasattr(args, name):
             setattr(args, name, value)
+
+
+def _words(args: argparse.Namespace) -> int:
+    """Return the size of a dictionary for a check: :data:`LARGE`, or less for a model that spells every word."""
+    if not getattr(args, "character_embeddings", False):
+        return LARGE
+    cutoffs = (str(getattr(args, f"adaptive_{part}_cutoff", None)) for part in ("softmax", "input"))
+    return 100 + max((int(number) for text in cutoffs for number in re.findall(r"\d+", text)), default=0)
 
 
 def _with_one_layer(args: argparse.Namespace) -> argparse.Namespace:

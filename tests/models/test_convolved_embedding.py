@@ -10,6 +10,7 @@ from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from torch.nn import functional as F
 
+from fairseq_lowrank.plugin import architectures
 from fairseq_lowrank.plugin.embedding import ConvolvedEmbedding
 from fairseq_lowrank.tools.fairseq.architecture import build_model, parse_architecture
 
@@ -145,6 +146,14 @@ def test_character_embeddings_are_as_wide_as_the_model_and_go_with_quantisation_
     build_model(
         parse_architecture("lowrank_transformer_lm", [*TINY[2:], *flags, "--quant-noise-pq-block-size", "4"]), 50
     )
+
+
+def test_check_of_character_embeddings_spells_few_words(monkeypatch):
+    spelled = []
+    monkeypatch.setattr(architectures.SizedDictionary, "__getitem__", lambda self, word: spelled.append(word) or "word")
+    flags = ["--character-embeddings", "--decoder-input-dim", "16", "--adaptive-softmax-cutoff", "60,90"]
+    parse_architecture("lowrank_transformer_lm", [*TINY[2:], *flags])
+    assert 90 < len(spelled) < 200
 
 
 def test_only_language_models_have_one():
