@@ -266,7 +266,7 @@ def table(lines: Iterable[dict]) -> str:
         first, need, last = (need for _, need in line["needs"])
         answer = " to ".join(map(str, dict.fromkeys(ANSWERS.get(line["model"], ("–",)))))
         rows.append(
-            f"| {line['model']}, {line['seed']} | {answer} | {line['value']:.3g} | {100 * line['worth_share']:.3g} % | {first} | "
+            f"| {line['model']}, {line['seed']} | {answer} | {line['value']:.3g} | {100 * line['worth_share']:,.1f} % | {first} | "
             f"{need} of {line['size']} ({low} to {high}) | {last} | {line['own']} | {_energy(line)}"
         )
     return "\n".join(rows)

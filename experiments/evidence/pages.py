@@ -66,11 +66,11 @@ def each(change: Callable[[str], Row]) -> Filler:
 
 
 def whole(markdown: Callable[[], str]) -> Filler:
-    """Replace the rows of a table by those that a function prints."""
+    """Replace the rows of a table by those that a function prints, in the columns of the page."""
 
     def fill(rows: list[Row]) -> list[Row]:
         header, _, *found = map(cells, markdown().splitlines())
-        return [dict(zip(header, row, strict=True)) for row in found]
+        return [{name: row[header.index(name)] for name in rows[0]} for row in found]
 
     return fill
 

@@ -181,15 +181,15 @@ def longest(lines: Iterable[Line]) -> list[Line]:
 def table(lines: Iterable[Line]) -> str:
     """Return the page's table, in Markdown."""
     rows = [
-        "| model, text, sequences | layers, heads | loss | attention is worth | need, from above | from below | 90 %, 99 % of the energy | tokens |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| model, text, sequences | layers, heads | loss | attention is worth | need, from above | from below | at 0.2 %, at most | 90 %, 99 % of the energy | tokens |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for line in lines:
         low, high = line["interval"]
         rows.append(
             f"| {line['model']}, {line['text']}, {line['setting']} | {line['layers']}, {line['heads']} × {line['size']} | "
             f"{line['value']:.3g} | {100 * line['worth_share']:.3g} % | {line['need']} of {line['size']} ({low} to {high}) | "
-            f"{line['own']} | {line['directions_90']:g}, {line['directions_99']:g} | {line['tokens_of_basis']} |"
+            f"{line['own']} | {line['needs'][0][1]} | {line['directions_90']:g}, {line['directions_99']:g} | {line['tokens_of_basis']} |"
         )
     return "\n".join(rows)
 

@@ -160,7 +160,7 @@ def test_lines_recorded_before_stay_readable(request):
     said = []
     for file in sorted((request.config.rootpath / "results").glob("*.jsonl")):
         found = results.read_results(file, said.append, measurements=True)
-        of_models = ("evidence-measure", "evidence-measure-tolerance", "evidence-published-models")
+        of_models = ("evidence-measure", "evidence-published-models")
         assert found or file.stem in of_models
         results.read_results(file, said.append, scores=True)
     assert said == []
