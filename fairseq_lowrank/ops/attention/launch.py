@@ -78,7 +78,7 @@ class Launch:
 
     Args:
         call: one that the triton backend can compute.
-        seed: of dropout.
+        seed: of dropout, below 2**62.
         run: launches a kernel.
     """
 
@@ -94,7 +94,9 @@ class Launch:
         )
         self.mask: Any = _mask(call.mask, call.scores.shape)
         p = float(call.dropout_p)
-        self.dropout: Any = kernels.Dropout(seed, p, 1 / (1 - p)) if p else None
+        # Triton compiles a kernel for small numbers, for 1 and for multiples of 16 each. Seeds must not be of different kinds.
+        self.seed = 2**62 + (2 * seed + 1) % 2**62
+        self.dropout: Any = kernels.Dropout(self.seed, p, 1 / (1 - p)) if p else None
         self.empty = not (self.batch and self.queries and self.keys and self.v.size(3))
 
     def forward(self) -> tuple[Tensor, tuple[Tensor, ...]]:

@@ -68,7 +68,7 @@ class TiledLaunch(Launch):
 
     Args:
         call: one that the tiled backend can compute.
-        seed: of dropout.
+        seed: of dropout, below 2**62.
         run: launches a kernel.
         few: whether large tiles would leave multiprocessors idle; if ``None``, by the numbers of queries and heads.
     """
@@ -84,7 +84,7 @@ class TiledLaunch(Launch):
         self.mask = _mask(call.mask, call.scores.shape)
         self.factor = self.scale * LOG2_E
         threshold = round(65536 * call.dropout_p)
-        self.dropout = tiled_kernels.Dropout(seed, threshold, 65536 / (65536 - threshold)) if threshold else None
+        self.dropout = tiled_kernels.Dropout(self.seed, threshold, 65536 / (65536 - threshold)) if threshold else None
         self.few = has_few_programs(call) if few is None else few
 
     def forward(self) -> tuple[Tensor, tuple[Tensor, ...]]:

@@ -31,7 +31,7 @@ import kernels
 import triton
 from kernels import Configuration
 
-from fairseq_lowrank.ops.attention import gpu_times
+from fairseq_lowrank.ops.attention import gpu_times, selfcheck
 from fairseq_lowrank.ops.attention.tiled_launch import tile_of
 from fairseq_lowrank.ops.attention.triton import is_precompiled_config
 
@@ -56,6 +56,16 @@ def test_kernels_fit_a_chip_without_spilling(chip, mixing, activation, names):
     recorded = {kernel.kernel: kernel for kernel in kernels.read().get(one, ())}
     assert triton.__version__ in {known.triton for known in kernels.read()}
     assert found == {name: recorded[name] for name in names}
+
+
+@pytest.mark.parametrize("backend", ["triton", "tiled"])
+def test_all_seeds_of_dropout_share_one_compiled_kernel(backend):
+    """Triton compiles 0, 1, multiples of 16 and 64-bit numbers apart: a training would compile again after some updates."""
+    call = kernels.call_of(Configuration("A", "softmax", 2, 16, 90, dropout=True, backend=backend))
+    drawn = (0, 1, 48, 2**60, 2**61 - 1, 2**62 - 2)
+    seeds = [selfcheck.LAUNCHES[backend](call, seed).dropout.seed for seed in drawn]
+    assert len({*seeds}) == len(seeds)
+    assert all(seed % 2 == 1 and 2**32 < seed < 2**63 for seed in seeds)
 
 
 def test_a_spill_is_seen(monkeypatch):

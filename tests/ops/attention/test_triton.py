@@ -13,7 +13,7 @@ from rounded_attention import heads_and_gradients
 from triton import OutOfResources
 
 from fairseq_lowrank.attention import CAUSAL, build_attention
-from fairseq_lowrank.cli import check_kernels, env, main
+from fairseq_lowrank.cli import env, main
 from fairseq_lowrank.cli.check_kernels import common_calls, describe_choice
 from fairseq_lowrank.ops import AttentionCall, AttentionMask, PositionwiseMixing, StaticMixing
 from fairseq_lowrank.ops.attention import attention as operation
@@ -442,10 +442,9 @@ def test_right_kernels_pass_their_check_once_for_each_composition(device, checke
 
 
 @pytest.fixture
-def random_cases_alone(device, monkeypatch):
+def random_cases_alone(device):
     """``check-kernels`` with these arguments, without common layers. Returns its exit status."""
-    monkeypatch.setattr(check_kernels, "common_calls", lambda device, dtype: {})
-    return lambda *arguments: main(["check-kernels", "--device", device, *arguments])
+    return lambda *arguments: main(["check-kernels", "--random-only", "--device", device, *arguments])
 
 
 def test_kernels_that_do_not_fit_are_not_wrong(random_cases_alone, capsys, monkeypatch):
