@@ -6,8 +6,6 @@ import argparse
 import logging
 
 import torch
-from fairseq import options as fairseq_options
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
 STOCK = "stock"
 
@@ -16,6 +14,9 @@ logging.disable(logging.INFO)  # what fairseq says about itself while models are
 
 def configuration(arguments: list[str]):
     """The configuration that ``fairseq-train ARGUMENTS`` would have."""
+    from fairseq import options as fairseq_options
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
     parser = fairseq_options.get_training_parser(default_task=arguments[arguments.index("--task") + 1])
     return convert_namespace_to_omegaconf(fairseq_options.parse_args_and_arch(parser, arguments))
 
@@ -24,10 +25,16 @@ def architecture(row: str, stock: str, ours: str) -> list[str]:
     """Flags of a row: ``stock``, or PRESET[+sigsoftmax][@BACKEND] of our architecture."""
     if row == STOCK:
         return ["--arch", stock]
+    preset, activation, backend = attention_of(row)
+    flags = ["--arch", ours, "--attention", preset, "--attention-backend", backend]
+    return flags + (["--attention-activation", activation] if activation else [])
+
+
+def attention_of(row: str) -> tuple[str, str | None, str]:
+    """The preset, the activation and the backend of a row."""
     preset, _, backend = row.partition("@")
     preset, _, activation = preset.partition("+")
-    flags = ["--arch", ours, "--attention", preset, "--attention-backend", backend or "auto"]
-    return flags + (["--attention-activation", activation] if activation else [])
+    return preset, activation or None, backend or "auto"
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, rows: list[str]) -> None:

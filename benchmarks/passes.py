@@ -8,7 +8,8 @@ A backend is asked for its kernels as it launches them, so that a new one needs 
 numbers of warps and of tiles in flight. Variants of a launch have its options: "few" takes small tiles. "one row" reads the same position of keys, values, queries and gradients everywhere, so that no load leaves the SM:
 what a pass takes less then is the price of the L2 cache, and the rest is its chain of instructions.
 
-PART/PARTS computes only a part of the rows. Kernels stay in Triton's cache, so that many processes can compile them at once.
+PART/PARTS computes only a part of the rows. Kernels stay in Triton's cache, so that many processes can compile them at once:
+with --rounds 0 each compiles its part of them, and nothing is timed.
 DEVICE=cpu needs TRITON_INTERPRET=1 and tiny sizes; its times mean nothing.
 """
 
@@ -78,7 +79,8 @@ def problem(
     if padded:
         padding = (torch.arange(length) >= length - length // 4).expand(batch, -1).to(device)
     scores, mask = DotProduct(projected(), projected()), AttentionMask(True, padding)
-    return AttentionCall(scores, projected(), mask, None, mixing(before), mixing(after), activation)
+    rules = mixing(before), mixing(after)
+    return AttentionCall(scores, projected(), mask, None, *rules, activation, options.dropout)
 
 
 def leaves(call: AttentionCall) -> dict[str, Tensor]:
@@ -148,13 +150,13 @@ def one_row(call: AttentionCall) -> AttentionCall:
     return call.replace(scores=DotProduct(repeated(scores.q), repeated(scores.k)), v=repeated(call.v))
 
 
-def launched(call: AttentionCall, launch: Callable[..., Launch], same_row: bool) -> list[Kernel]:
-    """The kernels of a forward and a backward pass, in their order, which were run."""
+def launched(call: AttentionCall, launch: Callable[..., Launch], same_row: bool, computes: bool) -> list[Kernel]:
+    """The kernels of a forward and a backward pass, in their order. They run if the pass ``computes``."""
     kernels: list[Kernel] = []
 
     def run(kernel: Kernel) -> object:
         kernels.append(kernel)
-        return kernel.run()
+        return kernel.run() if computes else None
 
     with torch.no_grad():
         passes = launch(call, 0, run)
@@ -198,6 +200,7 @@ def _with_stages(argument: object, stages: int) -> object:
 def times(options: argparse.Namespace) -> list[dict]:
     """Milliseconds, and picoseconds and clocks a score, of each pass and each variant of it."""
     results: list[dict] = []
+    known = 0
     for backend, composition, heads, length in itertools.product(
         options.backends, options.compositions, options.heads, options.lengths
     ):
@@ -206,19 +209,21 @@ def times(options: argparse.Namespace) -> list[dict]:
         place = {"backend": backend, "composition": composition, "heads": heads, "length": length, "batch": batch}
         some: dict[tuple[str, str], Kernel] = {}
         for (variant, launch), same_row in itertools.product(launch_variants(backend), (False, True)):
-            if same_row and variant:
+            if (same_row and variant) or ((same_row or variant) and not options.variants):
                 continue
             name = "one row" if same_row else variant
             try:
-                kernels = launched(one_row(call) if same_row else call, launch, same_row)
+                kernels = launched(one_row(call) if same_row else call, launch, same_row, options.rounds > 0)
             except (RuntimeError, ValueError) as error:
                 results.append(place | {"kernel": "", "variant": name, "failed": reason(error)})
                 continue
             some |= {(kernel.name, name): kernel for kernel in kernels}
-            if not name:
+            if not name and options.variants:
                 for kernel in kernels:
                     some |= {(kernel.name, other): changed for other, changed in compiler_variants(kernel, options)}
-        chosen = dict(list(some.items())[options.part[0] :: options.part[1]])
+        part, parts = options.part
+        chosen = dict(list(some.items())[(part - known) % parts :: parts])
+        known += len(some)
         runs = {}
         for key, kernel in chosen.items():
             try:
@@ -311,6 +316,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=16384, help="tokens in a batch; it holds at least one sequence")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--dropout", type=float, default=0.0, help="attention dropout; values take none")
+    parser.add_argument(
+        "--variants", action=argparse.BooleanOptionalAction, default=True, help="times of variants too (default: yes)"
+    )
     parser.add_argument("--warps", nargs="+", type=int, default=[8, 16], help="of variants")
     parser.add_argument("--stages", nargs="+", type=int, default=[2, 3], help="tiles in flight, of variants")
     parser.add_argument(
