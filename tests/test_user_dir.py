@@ -41,6 +41,7 @@ def run(name, *args, folder, path=None, **kwargs):
     return result.stdout
 
 
+@pytest.mark.usefixtures("quick_starts")
 def test_a_clone_serves_the_validation_of_translations(translation_data, trained):
     """Training, translating and scoring from a clone are in test_translation_commands.py."""
     model = [translation_data, "--user-dir", "fairseq_lowrank", "--path", trained("mixhead-a"), "--cpu"]
@@ -48,6 +49,7 @@ def test_a_clone_serves_the_validation_of_translations(translation_data, trained
     assert "valid on 'valid' subset | loss" in validated
 
 
+@pytest.mark.usefixtures("quick_starts")
 def test_a_clone_serves_the_language_model_commands(language_model_data, tmp_path):
     plugin = ["--user-dir", "fairseq_lowrank"]
     run("fairseq-train", language_model_data, *plugin, *TINY_LANGUAGE_MODEL, "--save-dir", tmp_path, folder=REPOSITORY)
@@ -92,6 +94,7 @@ def test_another_plugin_may_import_this_one(translation_data, tmp_path):
     assert "done training" in output
 
 
+@pytest.mark.usefixtures("quick_starts")
 def test_hydra_trains_fairseqs_own_language_model_with_a_flag_of_ours(language_model_data, tmp_path):
     model = {"decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_embed_dim": 16}
     model |= {f"decoder_{size}_dim": 16 for size in ("embed", "input", "output")}
