@@ -114,7 +114,7 @@ def random_calls(
 ) -> Iterator[AttentionCall]:
     """Yield random calls with lengths up to ``longest``, which alternate between ``compositions`` random compositions.
 
-    Where ``refused`` gives a reason, the call has no additive mask, and heads of 8, 16, 24 or 32.
+    Where ``refused`` gives a reason, the call has no additive mask, and heads of 16 or 32.
     """
     import torch
 
@@ -152,7 +152,7 @@ def random_calls(
         mask = AttentionMask(causal, padding, additive)
         call = random_call(generator, device, dtype, batch, heads, shapes, rules, mask, activation, None)
         if refused(call) is not None:
-            small, small_value = (min(32, -(-size // 8) * 8) for size in (dim, value_dim))
+            small, small_value = (16 if size <= 16 else 32 for size in (dim, value_dim))
             mask, shapes = AttentionMask(causal, padding), (*shapes[:4], small, small_value)
             call = random_call(generator, device, dtype, batch, heads, shapes, rules, mask, activation, None)
         yield call

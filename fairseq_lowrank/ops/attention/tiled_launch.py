@@ -112,7 +112,7 @@ class TiledLaunch(Launch):
         return output, kept if self.call.mixes_weights else (lse, output)
 
     def _readable(self, tensor: Tensor) -> Tensor:
-        """Return a tensor that the kernels read. Products of unmixed heads need addresses that are multiples of 16 bytes."""
+        """Return a tensor that the kernels read. Unmixed heads are loaded 16 bytes at a time."""
         tensor = super()._readable(tensor)
         return tensor if self._meets or _is_aligned(tensor) else tensor.clone(memory_format=torch.contiguous_format)
 
@@ -227,8 +227,8 @@ def has_few_programs(call: AttentionCall) -> bool:
 
 
 def _is_aligned(tensor: Tensor) -> bool:
-    """Return True if the address and the strides of ``[B, H, N, D]`` are multiples of 16 bytes."""
-    return all(number % 16 == 0 for number in (tensor.data_ptr(), *(2 * stride for stride in tensor.stride()[:3])))
+    """Return True if Triton is told that ``[B, H, N, D]`` is aligned: its address and its strides are multiples of 16."""
+    return all(number % 16 == 0 for number in (tensor.data_ptr(), *tensor.stride()[:3]))
 
 
 def _mask(mask: AttentionMask, scores: tuple[int, int, int, int]) -> tiled_kernels.Mask:

@@ -60,7 +60,7 @@ PROBLEMS = {
     "unmixed sigsoftmax, padding": (
         (None, None),
         2,
-        (16, 8),
+        (16, 48),
         {"batch": 2, "activation": "sigsoftmax", "mask": AttentionMask(True, ANYWHERE)},
     ),
 }
@@ -216,8 +216,9 @@ def test_what_it_cannot_compute_is_said():
             attention(many.replace(**options), "tiled")
     with pytest.raises(ValueError, match=r"cannot compute unmixed heads of size 53 .* which takes 'sdpa' on a GPU"):
         attention(problem("cpu", (None, None), 4, (53, 4))[0], "tiled")
-    unmixed, _ = problem("cpu", (None, None), 4, (53, 4))
-    assert tiled.unsupported_reason(unmixed) == "unmixed heads of size 53 (of multiples of 8 alone)"
+    for sizes, odd in (((53, 4), 53), ((16, 24), 24)):
+        unmixed, _ = problem("cpu", (None, None), 4, sizes)
+        assert tiled.unsupported_reason(unmixed) == f"unmixed heads of size {odd} (of multiples of 16 alone)"
     reason = tiled.device_unsupported_reason(torch.device("cuda"), torch.float32)
     assert reason == "its kernels compute only in bfloat16 and float16"
 
@@ -232,9 +233,12 @@ def test_small_calls_take_small_tiles_and_are_checked_apart():
 
 
 def test_unmixed_heads_are_read_at_aligned_addresses(device):
-    """Columns of a wider tensor, whose rows begin at odd addresses, are copied. Mixed heads are read where they are."""
-    for rules, copied in (((None, None), True), ((None, StaticMixing), False)):
+    """Columns of a wider tensor are copied, since Triton loads 16 bytes at a time only where strides are multiples of 16.
+
+    Mixed heads are read where they are.
+    """
+    for rules, width, copied in (((None, None), 17, True), ((None, None), 24, True), ((None, StaticMixing), 17, False)):
         call, _ = problem(device, rules, 2, (16, 16))
-        columns = torch.zeros(1, 2, LENGTH, 17, dtype=call.v.dtype, device=device)[..., :16]
+        columns = torch.zeros(1, 2, LENGTH, width, dtype=call.v.dtype, device=device)[..., :16]
         read = TiledLaunch(call.replace(v=columns), 0).v
         assert (read.data_ptr() != columns.data_ptr()) == copied and torch.equal(read, columns)
