@@ -49,6 +49,8 @@ def run(args) -> int:
     from fairseq_lowrank.ops.attention import tiled, triton
 
     backend = tiled if args.backend == "tiled" else triton
+    if args.device.partition(":")[0] not in ("cuda", "cpu"):
+        raise FlagError("--device", args.device, "expected a GPU or the CPU", "Give cuda, cuda:1 or cpu.")
     device, dtype = torch.device(args.device), getattr(torch, args.dtype)
     longest = args.longest if args.longest is not None else 200 if device.type == "cuda" else 20
     for flag, number in (("--cases", args.cases), ("--compositions", args.compositions), ("--longest", longest)):

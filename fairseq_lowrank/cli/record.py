@@ -57,6 +57,8 @@ def run(args) -> None:
         remedy = "Give a code such as de or zh."
         raise FlagError("--language", args.language, "no tokeniser of BLEU is known for this language", remedy)
     results.check_writable(args.results)
+    if not args.row.strip():
+        raise FlagError("--row", repr(args.row), "expected a name", "Give the name of the setting, such as mixhead-a.")
     line = {"row": args.row, "seed": args.seed}
     line |= {name: value for name in ("table", "corpus") if (value := getattr(args, name))}
     training = _read("--train-log", args.train_log, _training) if args.train_log else {}

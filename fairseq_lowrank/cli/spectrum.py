@@ -223,8 +223,8 @@ def measure_transformers(folder: Path, label: str, args) -> list[dict]:
     from fairseq_lowrank.tools.transformers import pretrained
 
     lengths = {"min_length": args.min_length, "max_length": args.max_length}
-    chosen = pretrained.sequences(folder, args.text, count=args.sequences, seed=args.seed, **lengths)
     model = pretrained.load(folder)
+    chosen = pretrained.sequences(folder, args.text, count=args.sequences, seed=args.seed, **lengths)
     return [
         {
             "checkpoint": str(folder),

@@ -26,7 +26,7 @@ def import_user_module_once(load: Callable) -> Callable:
     """Wrap ``import_user_module``: do nothing for the folder of this package, under any path.
 
     Raises:
-        UserError: there is no such folder, it is the root of a clone, or it is another copy of this package.
+        UserError: there is no such folder, it is a file, it is the root of a clone, or it is another copy of this package.
     """
 
     @functools.wraps(load)
@@ -42,12 +42,16 @@ def import_user_module_once(load: Callable) -> Callable:
         if Path(given).absolute().name == FOLDER.name and FOLDER.name in sys.modules:
             reason = f"this process has imported another copy, {FOLDER}"
             raise FlagError("--user-dir", given, reason, "Use its folder, or install the package from the other one.")
+        remedy = f"Use the folder of your plugin, or {FOLDER} for this one."
+        if folder.is_file():
+            raise FlagError("--user-dir", given, "is a file", remedy)
         try:
             load(args)
-        except FileNotFoundError as error:
-            if folder.exists():
+        except BaseException as error:
+            # fairseq notes the folder before it imports it, so a second try would pass in silence
+            getattr(utils.import_user_module, "memo", set()).discard(os.path.abspath(given))
+            if not isinstance(error, FileNotFoundError) or folder.exists():
                 raise
-            remedy = f"Use the folder of your plugin, or {FOLDER} for this one."
             raise FlagError("--user-dir", given, "there is no such folder", remedy) from error
 
     return import_user_module

@@ -76,6 +76,32 @@ def test_tools_take_models_of_another_plugin(plugins_leave, capsys):
     assert "--user-dir nowhere" in capsys.readouterr().err
 
 
+def test_a_plugin_that_fails_is_imported_again(plugins_leave, tmp_path, capsys):
+    pytest.importorskip("fairseq")
+    plugin = tmp_path / "failing plugin"
+    plugin.mkdir()
+    (plugin / "__init__.py").write_text("raise RuntimeError('later')\n")
+    words = ["params", "--user-dir", str(plugin), "--arch", "transformer_tiny", "--vocab-size", "100"]
+    for _ in range(2):
+        assert cli.main(words) == 1
+        assert "RuntimeError: later" in capsys.readouterr().err.splitlines()[-1]
+    assert cli.main(["params", "--user-dir", str(plugin / "__init__.py"), *words[3:]]) == 2
+    assert "__init__.py: is a file. Use the folder of your plugin" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["check-kernels", "--device", "nonsense"], "--device nonsense: expected a GPU or the CPU"),
+        (["check-kernels", "--device", "meta"], "--device meta: expected a GPU or the CPU"),
+        (["record", "--row", " ", "--seed", "1", "--score", "x", "--results", "x.jsonl"], "--row ' ': expected a name"),
+    ],
+)
+def test_values_that_mean_nothing_are_refused(words, message, capsys):
+    assert cli.main(words) == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_flags_may_stand_between_the_other_words_of_a_command(tmp_path, monkeypatch, capsys):
     given = []
     for name in ("translate", "spectrum", "launch", "params"):
