@@ -20,7 +20,7 @@ from fairseq.models.nat import FairseqNATModel
 from torch import Tensor, nn
 
 from fairseq_lowrank.attention import AttentionConfig, AttentionSpec, MultiheadAttention
-from fairseq_lowrank.files import first_folder
+from fairseq_lowrank.files import first_folder, read_lines
 from fairseq_lowrank.messages import FlagError, UserError
 from fairseq_lowrank.plugin.foreign import attention_by_site
 from fairseq_lowrank.plugin.layer import FairseqAttention
@@ -89,7 +89,7 @@ def binarise(data: Path, text: Path, target: Path | None, folder: Path) -> Path:
     if source is not None and target is None:
         raise FlagError("--text", text, f"{data} has pairs of sentences", "Add --target FILE, a line for each line.")
     files = {"": text} if source is None else {source: text, other: target}
-    counts = {len(file.read_text(encoding="utf-8").splitlines()) for file in files.values()}
+    counts = {sum(1 for _ in read_lines(file)) for file in files.values()}
     if len(counts) > 1:
         raise FlagError("--target", target, f"has another number of lines than {text}", "Give a line for each line.")
     for language, file in files.items():

@@ -20,7 +20,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from fairseq_lowrank.attention import MultiheadAttention, build_attention
-from fairseq_lowrank.files import read_json
+from fairseq_lowrank.files import read_json, read_lines
 from fairseq_lowrank.huggingface import (
     CONFIG,
     SITES,
@@ -226,7 +226,7 @@ def sequences(
     with reading(folder):
         tokenizer = AutoTokenizer.from_pretrained(**source_of(folder))
     longest = min(max_length or tokenizer.model_max_length, tokenizer.model_max_length)
-    lines = [line for line in text.read_text(encoding="utf-8").splitlines() if line.strip()]
+    lines = [line for line in read_lines(text) if line.strip()]
     chosen = []
     for index in torch.randperm(len(lines), generator=torch.Generator().manual_seed(seed)).tolist():
         tokens = tokenizer(lines[index], return_tensors="pt", verbose=False)["input_ids"]

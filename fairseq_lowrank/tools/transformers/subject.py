@@ -14,6 +14,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 from transformers.models.auto import modeling_auto as auto
 from transformers.pytorch_utils import Conv1D
 
+from fairseq_lowrank.files import read_lines
 from fairseq_lowrank.huggingface import apply_attention, attention_calls, attention_modules
 from fairseq_lowrank.huggingface.added import parts_of
 from fairseq_lowrank.huggingface.models import head_sizes
@@ -285,7 +286,7 @@ def load(
 
 def _blocks(tokenizer, text: Path, count: int, seed: int, length: int) -> list[Tensor]:
     """Return ``count`` blocks ``[1, length]`` of a text, drawn without replacement."""
-    joined = " ".join(line.strip() for line in text.read_text(encoding="utf-8").splitlines() if line.strip())
+    joined = " ".join(line.strip() for line in read_lines(text) if line.strip())
     tokens = tokenizer(joined, add_special_tokens=False, verbose=False)["input_ids"]
     around = tokenizer("", verbose=False)["input_ids"]  # such as [CLS] [SEP]
     ends = around[-1:] == [getattr(tokenizer, "eos_token_id", None)] != [getattr(tokenizer, "bos_token_id", None)]
@@ -303,7 +304,7 @@ def _blocks(tokenizer, text: Path, count: int, seed: int, length: int) -> list[T
 
 def _pairs(tokenizer, text: Path, target: Path, count: int, seed: int, length: int) -> list[tuple[Tensor, Tensor]]:
     """Return ``count`` pairs of lines, both of at most ``length`` tokens, drawn without replacement."""
-    sources, targets = (file.read_text(encoding="utf-8").splitlines() for file in (text, target))
+    sources, targets = ([*read_lines(file)] for file in (text, target))
     if len(sources) != len(targets):
         reason = f"has {len(targets)} lines, and {text} has {len(sources)}"
         raise FlagError("--target", target, reason, "Give a line for each line of the text.")

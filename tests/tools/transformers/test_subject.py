@@ -374,3 +374,20 @@ def test_weights_of_adapters_and_projections_with_hooks_are_not_read(family):
     first, second = TransformersSubject(model, texts(1), mask_token=3).layers
     assert first.query_weight is None and first.key_weight is None and first.output_weight is None
     assert second.query_weight is not None and second.key_weight is not None
+
+
+def test_lines_of_a_text_and_its_target_end_at_newlines_alone(tmp_path):
+    text, target = tmp_path / "text", tmp_path / "target"
+    text.write_text("a\u2028b\nc\n", encoding="utf-8")
+    target.write_text("A\nB\x85C\n", encoding="utf-8")
+    read = []
+
+    def tokenizer(line=None, text_target=None, **options):
+        read.append(line or text_target)
+        return {"input_ids": torch.zeros(1, 3)}
+
+    assert len(transformers_subject._pairs(tokenizer, text, target, 2, seed=0, length=8)) == 2
+    assert sorted(read) == ["A", "B\x85C", "a\u2028b", "c"]
+    text.write_bytes(b"\xff")
+    with pytest.raises(UserError, match="text is not UTF-8"):
+        transformers_subject._pairs(tokenizer, text, target, 2, seed=0, length=8)
