@@ -10,7 +10,7 @@ from fairseq_lowrank.attention import CAUSAL, SlidingWindow, masks
 from fairseq_lowrank.attention.masks import attention_mask
 from fairseq_lowrank.ops import AttentionMask
 from fairseq_lowrank.ops.attention.mask import hides
-from fairseq_lowrank.ops.attention.padding import is_right_padding, one_pass
+from fairseq_lowrank.ops.attention.padding import begin_pass, is_right_padding, one_pass
 
 ACTIVATIONS = ("softmax", "sigsoftmax")
 
@@ -85,6 +85,15 @@ def test_a_mask_is_read_once_for_all_layers_of_a_model(make, inputs, device, mon
         with one_pass():
             model(x)
         assert len(read) == 4 + passes
+
+
+def test_an_interrupted_pass_leaves_no_answer_to_the_next(device):
+    mask = additive(4).to(device)
+    begin_pass()
+    assert recognised(mask)
+    mask[3, 0] = 1.0
+    with one_pass():
+        assert not recognised(mask)
 
 
 def refill(memory, mask, by):

@@ -28,8 +28,7 @@ def begin_pass(*_: object) -> None:
 
     All layers of a model get the same mask, and to read a tensor on a GPU is to wait for it. This is a forward pre-hook too.
     """
-    if _pass.answers is None:
-        _pass.answers = {}
+    _pass.answers = {}  # a pass that Ctrl-C interrupted has no end: PyTorch runs no hook after it
 
 
 def end_pass(*_: object) -> None:
