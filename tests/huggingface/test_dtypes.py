@@ -24,6 +24,13 @@ STORED = {
 }
 
 
+@pytest.fixture(scope="module")
+def small_heap():
+    """Leave what other tests made to no later collection, because each collection would visit all of it."""
+    gc.collect()
+    gc.freeze()
+
+
 def usable() -> list[str]:
     """The presets that a model of transformers takes."""
     names = []
@@ -118,6 +125,7 @@ def test_mixing_is_where_a_layer_computes_and_not_where_its_weights_rest():
     torch.testing.assert_close(model(input_ids=TOKENS).logits, expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.usefixtures("small_heap")
 @pytest.mark.parametrize("preset", usable())
 def test_a_model_keeps_nothing_of_a_call(preset):
     model = apply_attention(build("llama"), preset)
@@ -153,6 +161,7 @@ def test_a_model_keeps_nothing_of_a_call_that_failed():
     assert not any(isinstance(value, torch.Tensor) for value in vars(module).values())
 
 
+@pytest.mark.usefixtures("small_heap")
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_layer_keeps_nothing_of_a_call(preset):
     layer = build_attention(preset, 32, 4, self_attention=True, batch_first=True, **needed_axes(preset))
