@@ -111,6 +111,8 @@ def values(options: argparse.Namespace) -> list[dict]:
         )
         cotangent = torch.randn(call.v.shape, generator=torch.Generator().manual_seed(1)).to(call.v)
         wanted = computed(exact, "reference", cotangent)
+        if options.device.startswith("cuda"):
+            torch.cuda.empty_cache()  # scores in float64, which other workers need room for
         for backend in options.backends:
             row = {"backend": backend, "composition": composition, "heads": heads, "length": length, "padded": padded}
             try:

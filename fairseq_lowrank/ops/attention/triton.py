@@ -21,7 +21,6 @@ their first use; they are imported, and triton with them, when they are first ne
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import os
 from collections.abc import Sequence
@@ -45,9 +44,11 @@ COMPILED_SIZES = ((8, 32), (16, 32), (8, 64), (12, 64), (16, 64))
 _INSTALLED = importlib.util.find_spec("triton") is not None
 
 
-@functools.cache
 def _is_recent() -> bool:
-    """Return True if Triton's kernels take tuples as arguments. It is imported here, and not with this module."""
+    """Return True if Triton's kernels take tuples as arguments. It is imported here, and not with this module.
+
+    Compilers trace this function, and warn of a cache around it.
+    """
     import triton
 
     return tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 3)
@@ -108,7 +109,7 @@ def is_precompiled_config(call: AttentionCall) -> bool:
     """Return True if the kernels of ``call`` were compiled for sm_80, sm_90 and sm_100 without a spill.
 
     They keep all in registers and shared memory (benchmarks/results/kernels.json). While a call is traced, "auto" takes no other
-    kernels; otherwise it takes those that :func:`keeps_registers` finds right on this device.
+    kernels of this backend; otherwise it takes those that :func:`keeps_registers` finds right on this device.
 
     A finite set, so that all of it could be tried: the mixing of our presets (matrices of queries in float32, as
     :meth:`~.mixing.PositionwiseMixing.of_queries` makes them), or sigsoftmax, each head with its own key and value, these

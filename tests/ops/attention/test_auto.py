@@ -150,6 +150,16 @@ def test_a_traced_call_on_a_gpu_takes_only_kernels_that_were_timed_or_compiled(m
     assert kernels_of(4, 64) is kernels_of(16, 128) is kernels_of(16, 64, dropout_p=0.1) is operation.blocked
 
 
+def test_the_choice_on_a_gpu_is_traced_for_any_number_of_heads():
+    def number(x, weight):
+        call = call_of(x, x, x, mask=AttentionMask(True), prob_mixing=StaticMixing(weight))
+        return x * len(gpu_times.kernels(call))
+
+    run = torch.compile(number, dynamic=True, backend="eager", fullgraph=True)
+    for heads, kernels in ((16, 2), (8, 2), (4, 1)):
+        assert run(torch.ones(1, heads, 3, 64), torch.eye(heads)).max() == kernels
+
+
 def test_the_choice_on_a_gpu_is_what_was_measured_or_predicted():
     """Two measured cells decide between the kernels and SDPA for each value; a prediction has to be clear."""
     measured, other = mixed(groups=(4, 4)), mixed(groups=(4, 4), dim=32)
