@@ -396,7 +396,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
             UserError: tensor parallelism has split them.
         """
         width, weight = q.size(1) * q.size(3), getattr(self.q_proj, "weight", None)
-        if weight is not None and width < weight.size(0):
+        if isinstance(weight, Tensor) and width < weight.size(0):  # that of a quantised layer is a method
             raise _split("queries", width, weight.size(0))
 
     def _context(

@@ -135,3 +135,12 @@ def test_a_structured_map_can_be_the_identity_for_every_number_of_blocks(blocks)
     query = layer.projection.project_query(layer, x)
     expected = torch.nn.functional.rms_norm(x, (16,)) * (layer.head_dim / 16) ** 0.5
     torch.testing.assert_close(query, expected.transpose(0, 1).unsqueeze(1).expand_as(query))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("preset", ["mha", "sha", "mqa", "mixhead-a"])
+def test_layers_with_quantised_projections_compute(preset, make, inputs):
+    layer, x = make(preset, self_attention=True).cpu().float(), inputs(5, 2, 12).cpu().float()
+    expected, _ = layer(x, x, x, need_weights=False)
+    quantised = torch.ao.quantization.quantize_dynamic(layer, {torch.nn.Linear}, dtype=torch.qint8)
+    torch.testing.assert_close(quantised(x, x, x, need_weights=False)[0], expected, atol=0.1, rtol=0.1)
