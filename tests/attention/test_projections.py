@@ -143,4 +143,5 @@ def test_layers_with_quantised_projections_compute(preset, make, inputs):
     layer, x = make(preset, self_attention=True).cpu().float(), inputs(5, 2, 12).cpu().float()
     expected, _ = layer(x, x, x, need_weights=False)
     quantised = torch.ao.quantization.quantize_dynamic(layer, {torch.nn.Linear}, dtype=torch.qint8)
-    torch.testing.assert_close(quantised(x, x, x, need_weights=False)[0], expected, atol=0.1, rtol=0.1)
+    error = quantised(x, x, x, need_weights=False)[0] - expected
+    assert 0 < error.norm() < 0.05 * expected.norm()  # weights and inputs have 8 bits
