@@ -42,7 +42,9 @@ import os, sys
 name, words = os.path.basename(sys.argv[0]), sys.argv[1:]
 real = os.path.join({folder!r}, name)
 options = []
-while words[:1] in (["-W"], ["-u"], ["-B"]):
+while words and (words[0] in ("-u", "-B") or words[0].startswith("-W")):
+    if words[0][2:]:
+        words[:1] = [words[0][:2], words[0][2:]]  # -Wignore, as processes start others
     count = 1 + (words[0] == "-W")
     options, words = options + words[:count], words[count:]
 if name.startswith("python"):

@@ -88,26 +88,17 @@ def test_command_shows_an_unexpected_exception_in_full(translation_data, tmp_pat
     assert done.stderr.splitlines()[-1].startswith("fairseq-train: error: ")
 
 
-class Raising:
-    """A main function that can be pickled."""
-
-    def __init__(self, error):
-        self.error = error
-
-    def __call__(self, index, *args):
-        raise self.error
-
-
 SPAWNING = """
-import sys
 import torch.multiprocessing
-sys.path.insert(0, {folder!r})
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.repairs.commands import Worker, as_command
-from test_commands import Raising
+
+def fail(index, *args):
+    raise {error}
+
 if __name__ == "__main__":
     with as_command():
-        torch.multiprocessing.spawn(Worker(Raising({error})), nprocs=1)
+        torch.multiprocessing.spawn(Worker(fail), nprocs=1)
 """
 
 
@@ -115,7 +106,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(("error", "code", "tracebacks"), [("UserError('mine')", 2, 0), ("KeyError('theirs')", 1, 1)])
 def test_spawned_workers_end_like_commands(tmp_path, error, code, tracebacks):
     script = tmp_path / "script.py"
-    script.write_text(SPAWNING.format(folder=str(Path(__file__).parent), error=error))
+    script.write_text(SPAWNING.format(error=error))
     done = run(sys.executable, script, PYTHONPATH=str(REPOSITORY))
     assert done.returncode == code, done.stderr
     assert ("Traceback" in done.stderr) == bool(tracebacks)
