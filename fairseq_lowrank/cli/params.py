@@ -61,7 +61,7 @@ def run(args) -> None:
     from fairseq_lowrank.tools.fairseq import parameters
 
     if args.sweep and args.output:
-        from fairseq_lowrank.tools import pictures  # noqa: F401 (if its package is missing, the sweep need not begin)
+        plotting_needs()
     data = parameters.describe(args.arch, args.vocab_size, args.flags, task=args.task)
     text, rows, figures = as_text(data), [flat(data)], {}
     if args.sweep:
@@ -75,6 +75,11 @@ def run(args) -> None:
             figures = {f"params-{args.sweep}": parameters.plot_sweep(rows, args.sweep, args.arch, heads, head_dim)}
     _output.write(args, NAME, data, rows, figures)
     _output.show(args, data, text)
+
+
+def plotting_needs() -> None:
+    """Import what a picture needs, so that a missing package is named before models are built."""
+    from fairseq_lowrank.tools import pictures  # noqa: F401
 
 
 def run_checkpoint(args) -> None:
