@@ -14,6 +14,7 @@ from pathlib import Path
 from experiments.corpora.catalogue import parse_corpus_name
 from experiments.corpora.fetch import sha256
 from experiments.recipes.settings import Settings
+from fairseq_lowrank.files import read_json
 from fairseq_lowrank.messages import UserError
 
 LOGGING = ("--no-progress-bar", "--log-format", "json")
@@ -160,9 +161,9 @@ class Recipe:
         Raises:
             ValueError: the folder holds no BERT, or no row starts from a published model.
         """
-        from fairseq_lowrank.tools.fairseq.published_bert import check_config, model_flags, read_json
+        from fairseq_lowrank.tools.fairseq.published_bert import check_config, model_flags, present
 
-        config = read_json(folder / "config.json")
+        config = read_json(present(folder / "config.json"))
         check_config(config, folder)
         sizes = [flag for flag in model_flags(config) if not flag.startswith(("--tokens-per-sample", "--segments"))]
         name = folder.resolve().name

@@ -104,7 +104,7 @@ def test_a_layer_takes_other_dtypes_where_torch_casts(axes):
 @pytest.mark.parametrize("backend", ["triton", "tiled"])
 def test_a_backend_that_does_not_run_here_is_refused_with_and_without_weights(backend, weights, monkeypatch):
     monkeypatch.setattr(triton, "device_unsupported_reason", lambda device, dtype: "it has no kernels")
-    layer = build_attention("mha", 16, 2, backend=backend)
+    layer = build_attention("mha", 16, 1, backend=backend)
     with pytest.raises(
         ValueError, match=f"backend='{backend}' does not run on cpu in torch.float32: .*use backend='auto'"
     ):
