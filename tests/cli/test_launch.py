@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -83,8 +84,8 @@ STOPPED = 7  # updates
 def trainings(translation_data, tmp_path_factory, warm_python):
     """Folders of a training by one process with --update-freq 2, of one by two workers, and of one that is stopped.
 
-    An epoch is 20 batches, so 10 updates; the first two end after it. In the third training, a worker is killed in the
-    sixth update, and all start again from the checkpoint after the fourth. A signal to one worker then stops both.
+    An epoch is 20 batches, so 10 updates; all end after it. In the third training, a worker is killed in the sixth update,
+    and all start again from the checkpoint after the fourth. A signal to one worker then stops both, and they resume.
     """
     folder = tmp_path_factory.mktemp("launch")
     plugin = folder / "recorder"
@@ -92,7 +93,7 @@ def trainings(translation_data, tmp_path_factory, warm_python):
     (plugin / "__init__.py").write_text(RECORDER)
 
     def train(name, *command, **variables):
-        (folder / name).mkdir()
+        (folder / name).mkdir(exist_ok=True)
         variables |= {"PYTHONPATH": str(PACKAGE.parent), "OMP_NUM_THREADS": "1", "RECORDS": str(folder / name)}
         return subprocess.run(
             [
@@ -111,6 +112,9 @@ def trainings(translation_data, tmp_path_factory, warm_python):
     restarting = [*LAUNCHER[:3], "--max-restarts", "1", *LAUNCHER[3:]]
     said = train("stopped", *restarting, "--save-interval-updates", "2", EVENTS="yes").stderr
     assert said.splitlines()[-1].startswith("train.py: SIGUSR1: stopped after a whole update."), said
+    saved = folder / "stopped" / "checkpoints" / "checkpoint_last.pt"
+    shutil.copy(saved, saved.with_name(f"checkpoint_1_{STOPPED}.pt"))
+    train("stopped", *LAUNCHER)
     return folder / "one", folder / "two", folder / "stopped"
 
 
@@ -139,13 +143,11 @@ def test_two_workers_end_with_the_parameters_of_one_process(trainings):
         torch.testing.assert_close(two[name], parameter, atol=1e-4, rtol=0)
 
 
-def test_killed_and_stopped_workers_have_the_numbers_of_unbroken_ones(trainings):
-    _, two, stopped = (folder / "checkpoints" for folder in trainings)
-    stopped, unbroken = (
-        load_checkpoint(stopped / "checkpoint_last.pt"),
-        load_checkpoint(two / f"checkpoint_1_{STOPPED}.pt"),
-    )
-    assert stopped["optimizer_history"][-1]["num_updates"] == STOPPED
+@pytest.mark.parametrize("update", [STOPPED, 10])
+def test_killed_and_stopped_workers_have_the_numbers_of_unbroken_ones(trainings, update):
+    names = {STOPPED: f"checkpoint_1_{STOPPED}.pt", 10: "checkpoint_last.pt"}
+    unbroken, stopped = (load_checkpoint(folder / "checkpoints" / names[update]) for folder in trainings[1:])
+    assert stopped["optimizer_history"][-1]["num_updates"] == update
     for name in ("model", "last_optimizer_state"):
         torch.testing.assert_close(stopped[name], unbroken[name], atol=0, rtol=0)
     positions = [state["extra_state"]["train_iterator"] for state in (stopped, unbroken)]
