@@ -1,9 +1,9 @@
 """Whether the kernels of the backends ``triton`` and ``tiled`` compute on this device what the formula says: nobody has tried every GPU.
 
 The first call of a composition (a kind of score, mixing, mask …, of these sizes, on this device) is preceded by one of the same
-composition on a small random problem, values and gradients, against the reference in float64. Where they differ, ``triton``
-computes what ``tiled`` would, or ``blocked`` does, from then on, and a warning says so. What the compiled kernels lack there, registers or shared memory, is
-seen too: they would be right but slow, or not run, and ``auto`` takes ``blocked`` instead.
+composition on a small random problem, values and gradients, against the reference in float64. Where they differ, a warning says so,
+and :func:`fallback` computes this composition from then on. What the compiled kernels lack there, registers or shared memory, is
+seen too: they would be right but slow, or not run, and ``auto`` takes the next backend instead.
 """
 
 from __future__ import annotations
