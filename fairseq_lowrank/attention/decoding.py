@@ -135,7 +135,7 @@ class IncrementalCache:
         """
         if state is None:
             return None
-        if not isinstance(state, MutableMapping):
+        if not isinstance(state, (dict, MutableMapping)):  # the abstract class alone is asked slowly
             raise ValueError(
                 f"incremental_state is a {type(state).__name__}: expected a dictionary. Pass {{}} at the first step, and the same "
                 "dictionary at each later one."

@@ -49,10 +49,9 @@ def check_dtype(tensor: Tensor, name: str, projection: nn.Module | None) -> None
     Raises:
         ValueError: dtypes that torch does not multiply. Projections with hooks or of other classes may cast, and are left out.
     """
-    weight = getattr(projection, "weight", None)
-    if type(weight) is not nn.Parameter or weight.dtype == tensor.dtype:
+    if type(projection) is not nn.Linear or (weight := projection._parameters.get("weight")) is None:
         return
-    if type(projection) is not nn.Linear or projection._forward_pre_hooks:
+    if weight.dtype == tensor.dtype or type(weight) is not nn.Parameter or projection._forward_pre_hooks:
         return
     if not torch.is_autocast_enabled(tensor.device.type):
         raise ValueError(

@@ -39,7 +39,7 @@ from fairseq_lowrank.parts import (
     parts_of,
 )
 from fairseq_lowrank.parts.projection import KeyValueStates, merge_heads
-from fairseq_lowrank.parts.stages import FilledSteps, Steps, declared, run, take_step
+from fairseq_lowrank.parts.stages import NO_CONTEXT, FilledSteps, Steps, declared, run, take_step
 
 
 class RegularizerInput(NamedTuple):
@@ -284,11 +284,12 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         if self._made_on_meta and isinstance(query, Tensor) and not query.is_meta:
             self._check_values()
         check_tensors(self.config, query, key, value)
-        check_dtype(query, "query", self.q_proj)
+        children: dict[str, Any] = self._modules  # a quick way to what nn.Module finds last among its attributes
+        check_dtype(query, "query", children.get("q_proj"))
         if key is not query and key is not None:
-            check_dtype(key, "key", self.k_proj)
+            check_dtype(key, "key", children.get("k_proj"))
         if value is not key and value is not None:
-            check_dtype(value, "value", self.v_proj)
+            check_dtype(value, "value", children.get("v_proj"))
         if self.batch_first:
             query, key, value = transposed(query, key, value)
         hidden_keys, key_bias = split_key_padding(key_padding_mask)
@@ -297,7 +298,6 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         need_weights = need_weights or need_head_weights
         filled = self._filled()
         steps = filled.steps
-        children: dict[str, Any] = self._modules  # a quick way to what nn.Module finds last among its attributes
         if key_bias is not None and incremental_state is not None:
             raise ValueError(
                 "a float key_padding_mask with incremental_state: what it adds is not cached. Use a bool mask, or attn_mask."
@@ -313,7 +313,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         q = self._project_query(steps, query)
         if beam > 1:
             q = join_beams(q, beam)
-        context = self._context(filled, query, q, states, keys - queries, beam) if steps else Context()
+        context = self._context(filled, query, q, states, keys - queries, beam) if steps else NO_CONTEXT
 
         # The mask: which keys each query sees.
         query_padding = None
@@ -336,7 +336,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         # Scores and probabilities.
         check = mask.additive is not None or isinstance(attn_mask, AttentionMask)
         if before_softmax:
-            call = self._call(steps, q, states, mask, keep_row_constants=True)
+            call = self._call(filled, q, states, mask, keep_row_constants=True)
             if check:
                 call.check()
             call = take_step(steps, "call", call, context.widened())
@@ -349,7 +349,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
             mask = mask.replace(key_padding=None) if is_right_padding(mask.key_padding) else mask
         dropout = children["dropout_module"]
         dropout_p = dropout.p if self.training or getattr(dropout, "apply_during_inference", False) else 0.0
-        call = self._call(steps, q, states, mask, dropout_p=dropout_p, need_weights=need_weights)
+        call = self._call(filled, q, states, mask, dropout_p=dropout_p, need_weights=need_weights)
 
         def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
             if check:
@@ -457,7 +457,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
 
     def _call(
         self,
-        steps: Steps,
+        filled: FilledSteps,
         q: Tensor,
         states: KeyValueStates,
         mask: AttentionMask,
@@ -471,14 +471,11 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         # One query for all heads attends once, as its heads are copies of each other. Dropout, per-head masks and parts make
         # them different; mixing and regularisers compare them.
         if q.size(1) != self._score_heads and (
-            "call" in steps or dropout_p or mask.differs_by_head or self.regulariser is not None
+            "call" in filled.steps or dropout_p or mask.differs_by_head or self.regulariser is not None
         ):
             q = q.expand(-1, self._score_heads, -1, -1)
         # Mixing reads the queries before they are turned.
         turned = q if self.rotary is None else self._rotated(q, states, mask)
-        rows_sum_to_one = not dropout_p
-        for part in steps.get("call", ()):
-            rows_sum_to_one &= declared(part).rows_sum_to_one
         scores, values = self.score.attention_inputs(
             self,
             turned,
@@ -486,7 +483,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
             mask,
             training=self.training if training is None else training,
             keep_row_constants=keep_row_constants or not self._cancels_row_constants,
-            rows_sum_to_one=rows_sum_to_one,
+            rows_sum_to_one=filled.rows_sum_to_one and not dropout_p,
         )
         if self._late_keys and isinstance(scores, DotProduct):
             scores = scores.replace(k=self._finished_keys(scores.k))
@@ -521,7 +518,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         training = {module: module.training for module in self.modules()}
         self.eval()  # in training mode, a projection wrapped in quantisation noise draws numbers
         filled, query = self._filled(), torch.empty(1, 1, self.embed_dim)
-        call = self._call(filled.steps, q, states, AttentionMask(), dropout_p=self.dropout_module.p)
+        call = self._call(filled, q, states, AttentionMask(), dropout_p=self.dropout_module.p)
         call = take_step(filled.steps, "call", call, self._context(filled, query, q, states, 0, 1))
         for module, mode in training.items():
             module.training = mode

@@ -39,5 +39,5 @@ class TorchMHACompat(nn.Module):
 
 def refuse_torchscript() -> None:
     """Raise if ``torch.jit.trace`` is running."""
-    if torch.jit.is_tracing():
+    if torch._C._get_tracing_state() is not None:  # as nn.Module asks; torch.jit.is_tracing takes two more calls
         raise NotImplementedError(_NO_TORCHSCRIPT)

@@ -19,7 +19,7 @@ from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, attention
 from fairseq_lowrank.ops.attention.call import AlreadySet
 from fairseq_lowrank.parts import Context
-from fairseq_lowrank.parts.stages import by_step, declared, run
+from fairseq_lowrank.parts.stages import NO_CONTEXT, by_step, declared, run
 
 IMPLEMENTATION = "fairseq_lowrank"
 """The name of our function in ``config._attn_implementation``."""
@@ -150,7 +150,7 @@ def attention_forward(
         need_weights=bool(output_attentions) or bool(receivers),
         **added.settings,
     )
-    context = _context(module, parts, query, key, value) if parts else Context()
+    context = _context(module, parts, query, key, value) if parts else NO_CONTEXT
 
     def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         return attention(changed_call(module, call))

@@ -206,12 +206,14 @@ class FilledSteps(NamedTuple):
         steps: the parts by the steps that they fill.
         reads_inputs: a part reads :attr:`Context.inputs`.
         reads_own_value: a part reads :attr:`Context.own_values`.
+        rows_sum_to_one: no part changes the sum of the weights of a row.
     """
 
     children: tuple[tuple[str, nn.Module | None], ...]
     steps: Steps
     reads_inputs: bool
     reads_own_value: bool
+    rows_sum_to_one: bool
 
     @classmethod
     def of(cls, layer: nn.Module, names: Iterable[str]) -> FilledSteps:
@@ -224,6 +226,7 @@ class FilledSteps(NamedTuple):
             by_step(parts),
             any(part.reads_inputs for part in declarations),
             any(part.reads_own_value for part in declarations),
+            all(part.rows_sum_to_one for part in declarations),
         )
 
     def is_of(self, layer: nn.Module) -> bool:
@@ -233,6 +236,10 @@ class FilledSteps(NamedTuple):
             if children.get(name) is not part:
                 return False
         return True
+
+
+NO_CONTEXT = Context()
+"""That of a layer without parts."""
 
 
 def take_step(steps: Steps, step: str, value: Value, context: Context) -> Value:

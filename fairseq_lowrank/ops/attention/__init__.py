@@ -175,10 +175,9 @@ def _preference(call: AttentionCall) -> tuple[ModuleType, ...]:
         # A traced call is not tried on its device, so it takes only kernels that were timed or compiled elsewhere.
         known = not is_traced(v) or triton.is_precompiled_config(call)
         fused = tuple(_BACKENDS[name] for name in names if known or name != "triton")
-    if not is_traced(v) and hides_values(v):  # other backends have first derivatives in reverse mode alone
-        return (reference,)
-    if is_traced(v):
-        if torch.onnx.is_in_onnx_export():  # it has no operator of this package
+    if hides_values(v):
+        # Under torch.func, other backends have first derivatives in reverse mode alone. ONNX has no operator of this package.
+        if not is_traced(v) or torch.onnx.is_in_onnx_export():
             return (reference,)
         # One choice for all lengths.
         avoid = mixes or call.dropout_p or sdpa.needs_whole_tensor(call) or sdpa.has_two_sizes(call)

@@ -102,7 +102,7 @@ class AttentionMask(TensorTree):
     @property
     def is_empty(self) -> bool:
         """Return True if the mask hides nothing and adds nothing."""
-        return not self.causal and all(part is None for part in (self.key_padding, self.additive, self.documents))
+        return not self.causal and self.key_padding is None and self.additive is None and self.documents is None
 
     def may_hide_rows(self, num_queries: int, num_keys: int) -> bool:
         """Return False if every query sees a key, as far as that is known without reading tensors."""

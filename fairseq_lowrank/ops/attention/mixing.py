@@ -55,7 +55,7 @@ class HeadMixing(TensorTree):
             if matrices.dim() == 4:
                 # In [T, B, H, .], the order in which a layer projects queries, only the heads are copied.
                 return (matrices.permute(1, 0, 3, 2) @ heads.permute(2, 0, 1, 3)).permute(1, 2, 0, 3)
-            return torch.bmm(matrices.t().expand(heads.size(0), -1, -1), heads.flatten(2)).view(heads.shape)
+            return torch.bmm(matrices.t().expand(heads.size(0), -1, -1), heads.flatten(2)).view_as(heads)
 
     def column(self, batch: slice, head: int) -> Tensor:
         """Return M[:, i] of one mixed head, broadcastable to ``[b, H, T, 1]``."""

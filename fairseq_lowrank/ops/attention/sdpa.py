@@ -188,8 +188,9 @@ def has_other_masks(call: AttentionCall) -> bool:
     SDPA takes that as a tensor, which flash attention does not take.
     """
     mask = call.mask
-    parts = (mask.key_padding, mask.additive, mask.window, mask.documents, call.score_bias, call.distance_bias)
-    return any(part is not None for part in parts)
+    hides = mask.key_padding is not None or mask.additive is not None
+    hides = hides or mask.window is not None or mask.documents is not None
+    return hides or call.score_bias is not None or call.distance_bias is not None
 
 
 def has_two_sizes(call: AttentionCall) -> bool:
