@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from experiments.controlled.runs import origin_here
-from experiments.evidence.measure import PREDICTED, append, read
+from experiments.evidence.measure import PREDICTED, append, need, read
 from fairseq_lowrank.tools.measuring.verdict import TOLERANCE
 
 ROOT = Path(__file__).parents[2]
@@ -86,6 +86,11 @@ def share(line: Line, name: str = "need") -> float:
     return line[name] / line["size"]
 
 
+def understated(line: Line) -> float:
+    """Return how much smaller the need at 1 % is than that of the line, as a share of the head size."""
+    return (line["need"] - need(line)) / line["size"]
+
+
 def each(models: tuple[str, ...], holds: Callable[[Line], bool], contradicts: Callable[[Line], bool]) -> Callable:
     """Return the rule of a prediction about every line of some models."""
 
@@ -120,7 +125,7 @@ def pairs(
 
 
 def texts_agree(lines: list[Line]) -> str:
-    """Return the outcome of P7: the intervals of the need on the two texts overlap; in two or more models they do not."""
+    """Return the outcome of P7 and P13: the intervals of the need on the two texts overlap; in two or more models they do not."""
     apart, compared = set(), set()
     for line in of(lines, *MODELS):
         for other in of(lines, line["model"]):
@@ -173,6 +178,16 @@ PREDICTIONS: dict[str, Callable[[list[Line]], str]] = {
     "P12": pairs(SMOLLM2, MINILM, lambda a, b: share(a) > share(b) + 0.05, lambda a, b: share(a) < share(b)),
 }
 """By their names in results/predictions.json. They are about lines at 1 %, the default when they were written."""
+LATER: dict[str, Callable[[list[Line]], str]] = {
+    "P13": texts_agree,
+    "P14": each(
+        (MINILM, SMOLLM2),
+        lambda line: share(line, "own") > 0.5 and share(line) < 1,
+        lambda line: share(line, "own") <= 0.5 or share(line) == 1,
+    ),
+    "P15": each(MODELS, lambda line: understated(line) >= 1 / 8, lambda line: understated(line) < 1 / 16),
+}
+"""Predictions about lines at 0.2 % with sequences of 512 tokens."""
 
 
 def outcomes(lines: list[Line]) -> dict[str, str]:
@@ -180,8 +195,9 @@ def outcomes(lines: list[Line]) -> dict[str, str]:
 
     P10 needs the layers' needs at 1 %, which lines of other tolerances have too.
     """
-    found = at(lines, PREDICTED)
-    return {name: rule(lines if rule is depths_differ else found) for name, rule in PREDICTIONS.items()}
+    found, later = at(lines, PREDICTED), [line for line in at(lines, 0.002) if line["setting"].endswith("x512")]
+    first = {name: rule(lines if rule is depths_differ else found) for name, rule in PREDICTIONS.items()}
+    return first | {name: rule(later) for name, rule in LATER.items()}
 
 
 def longest(lines: Iterable[Line]) -> list[Line]:

@@ -52,6 +52,24 @@ def test_outcomes_are_those_of_lines_at_the_tolerance_of_the_predictions():
     assert published.by_layer(other | {"by_layer": [1, 2, 4]}, 0.01) == [1, 2, 4]
 
 
+@pytest.mark.parametrize(
+    "need, own, at_one_percent, outcomes",
+    [
+        (31, 17, 27, ("held", "held")),
+        (31, 16, 28, ("contradicted", "unclear")),
+        (32, 17, 31, ("contradicted", "contradicted")),
+    ],
+)
+def test_later_predictions_are_about_lines_at_the_later_tolerance(need, own, at_one_percent, outcomes):
+    needs = [[0.002, need], [0.01, at_one_percent]]
+    lines = [line(model, need, own=own, tolerance=0.002) | {"needs": needs} for model in published.MODELS]
+    found = published.outcomes(lines)
+    assert (found["P14"], found["P15"]) == outcomes
+    short = [one | {"setting": "14x128"} for one in lines]
+    assert published.outcomes(short)["P15"] == "not run"
+    assert published.outcomes([one | {"tolerance": 0.01} for one in lines])["P15"] == "not run"
+
+
 def test_models_are_compared_on_the_same_text():
     lines = [line(published.MINILM, 26), line(published.QUANTISED, 20, "film-reviews")]
     assert published.outcomes(lines)["P8"] == "not run"
