@@ -201,26 +201,31 @@ def outcomes(lines: list[Line]) -> dict[str, str]:
 
 
 def longest(lines: Iterable[Line]) -> list[Line]:
-    """Return the line of each model and text whose basis had the most tokens, without the quantised control."""
+    """Return a line for each model and text, without the quantised control.
+
+    A line at the default tolerance comes before others, and then the line whose basis had the most tokens.
+    """
     found: dict[tuple[str, str], Line] = {}
-    for line in sorted(lines, key=lambda line: line["tokens_of_basis"]):
+    for line in sorted(lines, key=lambda line: (line["tolerance"] == TOLERANCE, line["tokens_of_basis"])):
         if line["model"] != QUANTISED:
             found[line["model"], line["text"]] = line
     return sorted(found.values(), key=lambda line: (line["size"], line["model"]))
 
 
 def table(lines: Iterable[Line]) -> str:
-    """Return the page's table, in Markdown."""
+    """Return the page's table, in Markdown. Needs from above and from below are at the tolerance of the line."""
     rows = [
-        "| model, text, sequences | layers, heads | loss | attention is worth | need, from above | from below | at 0.2 %, at most | 90 %, 99 % of the energy | tokens |",
+        "| model, text, sequences | layers, heads | loss | attention is worth | need, from above | from below | at other tolerances | 90 %, 99 % of the energy | tokens |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for line in lines:
         low, high = line["interval"]
+        others = [f"{need} at {100 * share:g} %" for share, need in line["needs"] if share != line["tolerance"]]
+        earlier = "" if line["tolerance"] == TOLERANCE else f", at {100 * line['tolerance']:g} %"
         rows.append(
-            f"| {line['model']}, {line['text']}, {line['setting']} | {line['layers']}, {line['heads']} × {line['size']} | "
+            f"| {line['model']}, {line['text']}, {line['setting']}{earlier} | {line['layers']}, {line['heads']} × {line['size']} | "
             f"{line['value']:.3g} | {100 * line['worth_share']:.3g} % | {line['need']} of {line['size']} ({low} to {high}) | "
-            f"{line['own']} | {line['needs'][0][1]} | {line['directions_90']:g}, {line['directions_99']:g} | {line['tokens_of_basis']} |"
+            f"{line['own']} | {', '.join(others)} | {line['directions_90']:g}, {line['directions_99']:g} | {line['tokens_of_basis']} |"
         )
     return "\n".join(rows)
 

@@ -43,9 +43,9 @@ def test_outcome_asks_every_row(needs, outcome):
 def test_outcomes_are_those_of_lines_at_the_tolerance_of_the_predictions():
     lines = [line(published.MINILM, 25), line(published.MINILM, 32, own=32, tolerance=0.002)]
     assert published.outcomes(lines) == published.outcomes(lines[:1])
-    other = line(published.SMOLLM2, 60, tolerance=0.002)
-    found = published.outcomes([*LINES, other])
-    assert found == published.outcomes(LINES)
+    other = line(published.SMOLLM2, 60, tolerance=0.002) | {"setting": "14x128"}
+    found, before = published.outcomes([*LINES, other]), published.outcomes(LINES)
+    assert found == before and before.keys() > published.PREDICTIONS.keys()
     layers = [[[0.002, 8], [0.01, need]] for need in (1, 2, 4)]
     assert published.outcomes([other | {"by_layer": layers}])["P10"] == "held"
     assert published.outcomes([other | {"by_layer": layers[::-1], "tolerance": 0.01}])["P10"] == "contradicted"
