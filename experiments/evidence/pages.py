@@ -13,6 +13,7 @@ from statistics import fmean
 from experiments.controlled.runs import geometric_mean
 from experiments.evidence import leads, measure, published_models, slowdown
 from experiments.evidence.lines import RESULTS, ROOT, differences, lines, values
+from fairseq_lowrank.tools.measuring.verdict import TOLERANCE
 from fairseq_lowrank.tools.reporting.statistics import student
 
 PAGES = ROOT / "docs" / "evidence"
@@ -131,9 +132,9 @@ def accuracy(names: str) -> Row:
 
 
 def need(model: str) -> Row:
-    """Return the needs of a model by seed."""
+    """Return the needs of a model by seed, at the tolerance of the verdict."""
     found = [line for line in measure.read(RESULTS / "evidence-measure.jsonl") if line["model"] == model]
-    needs = ", ".join(str(line["need"]) for line in found)
+    needs = ", ".join(str(measure.need(line, TOLERANCE)) for line in found)
     return {"need by seed": f"{needs} of {found[0]['size']}"}
 
 

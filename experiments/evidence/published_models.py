@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from experiments.controlled.runs import origin_here
-from experiments.evidence.measure import append, read
+from experiments.evidence.measure import PREDICTED, append, need, read
+from fairseq_lowrank.tools.measuring.verdict import TOLERANCE
 
 ROOT = Path(__file__).parents[2]
 MINILM, QUANTISED, SMOLLM2, GEMMA = "all-MiniLM-L6-v2", "all-MiniLM-L6-v2-4bit", "SmolLM2-135M-Instruct", "gemma-3-270m"
@@ -56,7 +57,7 @@ def line_of(model: str, text: str, setting: str, result: dict) -> Line:
         "own": own["need"],
         "ranks": [[entry["rank"], entry["cost"]] for entry in curve["ranks"]],
         "own_ranks": [[entry["rank"], entry["cost"]] for entry in own["ranks"]],
-        "by_layer": [one["need"] for one in result["cuts"]["scores"].get("layers", ())],
+        "by_layer": [one["needs"] for one in result["cuts"]["scores"].get("layers", ())],
         **energies,
         "tokens_of_basis": result["tokens_of_basis"],
         "sequences_held_out": result["sequences_held_out"],
@@ -70,9 +71,24 @@ def of(lines: Iterable[Line], *models: str) -> list[Line]:
     return [line for line in lines if line["model"] in models]
 
 
+def at(lines: Iterable[Line], tolerance: float) -> list[Line]:
+    """Return the lines that were measured at a tolerance."""
+    return [line for line in lines if line["tolerance"] == tolerance]
+
+
+def by_layer(line: Line, tolerance: float) -> list[int]:
+    """Return the need of each layer at a tolerance. Lines at 1 % have one need for a layer."""
+    return [dict(needs)[tolerance] if isinstance(needs, list) else needs for needs in line["by_layer"]]
+
+
 def share(line: Line, name: str = "need") -> float:
     """Return a need as a share of the head size."""
     return line[name] / line["size"]
+
+
+def understated(line: Line) -> float:
+    """Return how much smaller the need at 1 % is than that of the line, as a share of the head size."""
+    return (line["need"] - need(line)) / line["size"]
 
 
 def each(models: tuple[str, ...], holds: Callable[[Line], bool], contradicts: Callable[[Line], bool]) -> Callable:
@@ -109,7 +125,7 @@ def pairs(
 
 
 def texts_agree(lines: list[Line]) -> str:
-    """Return the outcome of P7: the intervals of the need on the two texts overlap; in two or more models they do not."""
+    """Return the outcome of P7 and P13: the intervals of the need on the two texts overlap; in two or more models they do not."""
     apart, compared = set(), set()
     for line in of(lines, *MODELS):
         for other in of(lines, line["model"]):
@@ -124,7 +140,7 @@ def texts_agree(lines: list[Line]) -> str:
 
 def depths_differ(lines: list[Line]) -> str:
     """Return the outcome of P10: the last third of the layers of SmolLM2 needs more, by the median, than the first third."""
-    found = [line["by_layer"] for line in of(lines, SMOLLM2) if line["by_layer"]]
+    found = [by_layer(line, PREDICTED) for line in of(lines, SMOLLM2) if line["by_layer"]]
     if not found:
         return "not run"
     thirds = [[statistics.median(part) for part in (one[: len(one) // 3], one[-(len(one) // 3) :])] for one in found]
@@ -161,35 +177,55 @@ PREDICTIONS: dict[str, Callable[[list[Line]], str]] = {
     ),
     "P12": pairs(SMOLLM2, MINILM, lambda a, b: share(a) > share(b) + 0.05, lambda a, b: share(a) < share(b)),
 }
-"""By their names in results/predictions.json."""
+"""By their names in results/predictions.json. They are about lines at 1 %, the default when they were written."""
+LATER: dict[str, Callable[[list[Line]], str]] = {
+    "P13": texts_agree,
+    "P14": each(
+        (MINILM, SMOLLM2),
+        lambda line: share(line, "own") > 0.5 and share(line) < 1,
+        lambda line: share(line, "own") <= 0.5 or share(line) == 1,
+    ),
+    "P15": each(MODELS, lambda line: understated(line) >= 1 / 8, lambda line: understated(line) < 1 / 16),
+}
+"""Predictions about lines at 0.2 % with sequences of 512 tokens."""
 
 
 def outcomes(lines: list[Line]) -> dict[str, str]:
-    """Return the outcome of every prediction, by name. Lines of quick measurements count like others."""
-    return {name: rule(lines) for name, rule in PREDICTIONS.items()}
+    """Return the outcome of every prediction, by name. Lines of quick measurements count like others.
+
+    P10 needs the layers' needs at 1 %, which lines of other tolerances have too.
+    """
+    found, later = at(lines, PREDICTED), [line for line in at(lines, 0.002) if line["setting"].endswith("x512")]
+    first = {name: rule(lines if rule is depths_differ else found) for name, rule in PREDICTIONS.items()}
+    return first | {name: rule(later) for name, rule in LATER.items()}
 
 
 def longest(lines: Iterable[Line]) -> list[Line]:
-    """Return the line of each model and text whose basis had the most tokens, without the quantised control."""
+    """Return a line for each model and text, without the quantised control.
+
+    A line at the default tolerance comes before others, and then the line whose basis had the most tokens.
+    """
     found: dict[tuple[str, str], Line] = {}
-    for line in sorted(lines, key=lambda line: line["tokens_of_basis"]):
+    for line in sorted(lines, key=lambda line: (line["tolerance"] == TOLERANCE, line["tokens_of_basis"])):
         if line["model"] != QUANTISED:
             found[line["model"], line["text"]] = line
     return sorted(found.values(), key=lambda line: (line["size"], line["model"]))
 
 
 def table(lines: Iterable[Line]) -> str:
-    """Return the page's table, in Markdown."""
+    """Return the page's table, in Markdown. Needs from above and from below are at the tolerance of the line."""
     rows = [
-        "| model, text, sequences | layers, heads | loss | attention is worth | need, from above | from below | at 0.2 %, at most | 90 %, 99 % of the energy | tokens |",
+        "| model, text, sequences | layers, heads | loss | attention is worth | need, from above | from below | at other tolerances | 90 %, 99 % of the energy | tokens |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for line in lines:
         low, high = line["interval"]
+        others = [f"{need} at {100 * share:g} %" for share, need in line["needs"] if share != line["tolerance"]]
+        earlier = "" if line["tolerance"] == TOLERANCE else f", at {100 * line['tolerance']:g} %"
         rows.append(
-            f"| {line['model']}, {line['text']}, {line['setting']} | {line['layers']}, {line['heads']} × {line['size']} | "
+            f"| {line['model']}, {line['text']}, {line['setting']}{earlier} | {line['layers']}, {line['heads']} × {line['size']} | "
             f"{line['value']:.3g} | {100 * line['worth_share']:.3g} % | {line['need']} of {line['size']} ({low} to {high}) | "
-            f"{line['own']} | {line['needs'][0][1]} | {line['directions_90']:g}, {line['directions_99']:g} | {line['tokens_of_basis']} |"
+            f"{line['own']} | {', '.join(others)} | {line['directions_90']:g}, {line['directions_99']:g} | {line['tokens_of_basis']} |"
         )
     return "\n".join(rows)
 
@@ -207,8 +243,15 @@ def figure(lines: Iterable[Line]):
             points = [(rank / line["size"], max(0.0, 100 * cost)) for rank, cost in line[name]]
             label = f"{line['model']}, {line['text']}: {basis}"
             axes.plot(*zip(*points, strict=True), style, color=colour, marker=marker, markersize=4, label=label)
-    axes.axhline(1, color="0.6", linewidth=1)
-    axes.annotate("tolerance: 1 %", (0, 1), xytext=(2, 3), textcoords="offset points", fontsize=8, color="0.4")
+    axes.axhline(100 * TOLERANCE, color="0.6", linewidth=1)
+    axes.annotate(
+        f"tolerance: {100 * TOLERANCE:g} %",
+        (0, 100 * TOLERANCE),
+        xytext=(2, 3),
+        textcoords="offset points",
+        fontsize=8,
+        color="0.4",
+    )
     axes.set_yscale("symlog", linthresh=0.1)
     axes.set_yticks([0, 0.1, 1, 10, 100], ["0", "0.1", "1", "10", "100"])
     axes.minorticks_off()
@@ -242,7 +285,10 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, metavar="FILE", help="file with a line per model, text and setting")
     parser.add_argument(
-        "--has", nargs=3, metavar=("MODEL", "TEXT", "SETTING"), help="end with code 1 without such a line"
+        "--has",
+        nargs=3,
+        metavar=("MODEL", "TEXT", "SETTING"),
+        help="end with code 1 without such a line at the default tolerance",
     )
     parser.add_argument("--add", nargs=4, metavar=("MODEL", "TEXT", "SETTING", "FILE"), help="append a measure.json")
     parser.add_argument("--figure", type=Path, metavar="FILE", help="picture to draw")
@@ -256,7 +302,8 @@ def main(argv: list[str] | None = None) -> None:
     if args.has:
         model, *rest = args.has
         found = [NAMES.get(model, model), *rest]
-        sys.exit(0 if any([line["model"], line["text"], line["setting"]] == found for line in lines) else 1)
+        done = ([line["model"], line["text"], line["setting"]] for line in at(lines, TOLERANCE))
+        sys.exit(0 if found in done else 1)
     if args.add:
         *row, file = args.add
         append(args.results, line_of(*row, json.loads(Path(file).read_text())[0]))

@@ -12,9 +12,10 @@ training is needed. The loss is:
 Without --sequences, as many are taken as have 6,144 tokens, at least 48 and at most 384. --quick takes a third, and tries fewer ranks.
 
 What attention is worth is the loss at rank 0, where all keys are alike, minus the loss of the uncut model. The need is the least rank
-that costs at most 1 % of this worth (--tolerance), with a 95 % interval over sequences. It is an upper bound: another basis may do with
-fewer. A second need is that of cuts by a basis for each sequence alone. There is no verdict if attention is worth less than 1 % of the
-loss, or if the basis has fewer than ten tokens for each direction of a head.
+that costs at most 0.2 % of this worth (--tolerance), with a 95 % interval over sequences. Needs at 5 and 25 times the tolerance show
+how steep the curve is. A need is an upper bound: another basis may do with fewer. A second need is that of cuts by a basis for each
+sequence alone. There is no verdict if attention is worth less than 1 % of the loss, or if the basis has fewer than ten tokens for
+each direction of a head.
 
   fairseq-lowrank measure checkpoint_best.pt                                the data of its training, subset valid
   fairseq-lowrank measure checkpoint_best.pt --text FILE [--target FILE]    lines in the words of its dictionary
@@ -30,7 +31,7 @@ from pathlib import Path
 
 from fairseq_lowrank.cli import _output, spectrum
 from fairseq_lowrank.messages import FlagError, UserError, flag_name
-from fairseq_lowrank.tools.measuring.verdict import NONE, WORTH
+from fairseq_lowrank.tools.measuring.verdict import NONE, TOLERANCE, WORTH
 
 NAME = "measure"
 HELP = "which directions the heads of a trained model use, and what a cut to fewer costs"
@@ -48,9 +49,9 @@ def add_arguments(parser) -> None:
     parser.add_argument(
         "--tolerance",
         type=float,
-        default=0.01,
+        default=TOLERANCE,
         metavar="X",
-        help="share of what attention is worth that a cut may cost (default: 0.01)",
+        help=f"share of what attention is worth that a cut may cost (default: {TOLERANCE:g})",
     )
     parser.add_argument(
         "--no-layers", action="store_true", help="do not cut single layers, which takes most of the time"

@@ -44,7 +44,7 @@ def test_models_of_known_answer_are_measured(monkeypatch):
 
 def test_a_tolerance_stands_if_every_need_is_right():
     def lines(*needs):
-        shares = (0.002, measure.TOLERANCE, 0.05)
+        shares = (0.002, 0.01, 0.05)
         return [
             line(
                 model,
@@ -58,7 +58,27 @@ def test_a_tolerance_stands_if_every_need_is_right():
     assert measure.stands(lines(None, 1, 1)) == "contradicted"
     assert measure.stands(lines(1, 1, 1)) == "unclear"
     assert measure.stands(lines(None, None, None)[1:]) == "not run"
-    assert measure.right_needs([*lines(None, None, 1), line("point-8x4", need=4)])[measure.TOLERANCE] == 9
+    assert measure.right_needs([*lines(None, None, 1), line("point-8x4", need=4)])[0.01] == 9
+
+
+def test_outcomes_are_those_of_the_tolerance_of_the_predictions():
+    """Another tolerance of the verdict must not change what came of a prediction."""
+
+    def moved(one, place):
+        return one | {"need": one["needs"][place][1], "tolerance": one["needs"][place][0]} if "needs" in one else one
+
+    found = measure.outcomes(LINES)
+    assert all(measure.outcomes([moved(one, place) for one in LINES]) == found for place in (0, 1, 2))
+    assert found["E16"] == found["E20"] == "contradicted"
+
+
+def test_a_line_replaces_that_of_another_tolerance(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    for found in (line("one", tolerance=0.01), line("two", tolerance=0.01), line("one", tolerance=0.002)):
+        measure.replace(path, found)
+    assert [(one["model"], one["tolerance"]) for one in measure.read(path)] == [("two", 0.01), ("one", 0.002)]
+    measure.replace(path, line("two", tolerance=0.002) | {"seed": 2})
+    assert len(measure.read(path)) == 3
 
 
 def test_the_page_has_the_number_of_right_needs():

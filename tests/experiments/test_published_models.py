@@ -12,16 +12,18 @@ from safetensors.torch import load_file, save_file
 
 from experiments.evidence import published_models as published
 from experiments.evidence.measure import append, read
+from fairseq_lowrank.tools.measuring.verdict import TOLERANCE
 
 ROOT = Path(__file__).resolve().parents[2]
 LINES = read(ROOT / "results" / "evidence-published-models.jsonl")
 
 
-def line(model, need, text="wikitext-2", own=10, interval=None, size=32):
+def line(model, need, text="wikitext-2", own=10, interval=None, size=32, tolerance=0.01):
     return {
         "model": model,
         "text": text,
         "setting": "64x512",
+        "tolerance": tolerance,
         "size": size,
         "need": need,
         "own": own,
@@ -36,6 +38,36 @@ def line(model, need, text="wikitext-2", own=10, interval=None, size=32):
 )
 def test_outcome_asks_every_row(needs, outcome):
     assert published.outcomes([line(published.MINILM, need) for need in needs])["P1"] == outcome
+
+
+def test_outcomes_are_those_of_lines_at_the_tolerance_of_the_predictions():
+    lines = [line(published.MINILM, 25), line(published.MINILM, 32, own=32, tolerance=0.002)]
+    assert published.outcomes(lines) == published.outcomes(lines[:1])
+    other = line(published.SMOLLM2, 60, tolerance=0.002) | {"setting": "14x128"}
+    found, before = published.outcomes([*LINES, other]), published.outcomes(LINES)
+    assert found == before and before.keys() > published.PREDICTIONS.keys()
+    layers = [[[0.002, 8], [0.01, need]] for need in (1, 2, 4)]
+    assert published.outcomes([other | {"by_layer": layers}])["P10"] == "held"
+    assert published.outcomes([other | {"by_layer": layers[::-1], "tolerance": 0.01}])["P10"] == "contradicted"
+    assert published.by_layer(other | {"by_layer": [1, 2, 4]}, 0.01) == [1, 2, 4]
+
+
+@pytest.mark.parametrize(
+    "need, own, at_one_percent, outcomes",
+    [
+        (31, 17, 27, ("held", "held")),
+        (31, 16, 28, ("contradicted", "unclear")),
+        (32, 17, 31, ("contradicted", "contradicted")),
+    ],
+)
+def test_later_predictions_are_about_lines_at_the_later_tolerance(need, own, at_one_percent, outcomes):
+    needs = [[0.002, need], [0.01, at_one_percent]]
+    lines = [line(model, need, own=own, tolerance=0.002) | {"needs": needs} for model in published.MODELS]
+    found = published.outcomes(lines)
+    assert (found["P14"], found["P15"]) == outcomes
+    short = [one | {"setting": "14x128"} for one in lines]
+    assert published.outcomes(short)["P15"] == "not run"
+    assert published.outcomes([one | {"tolerance": 0.01} for one in lines])["P15"] == "not run"
 
 
 def test_models_are_compared_on_the_same_text():
@@ -72,10 +104,11 @@ def test_weights_are_rounded_to_sixteen_levels_a_block(tmp_path):
 
 
 @pytest.mark.usefixtures("quick_starts")
-def test_recipe_skips_rows_with_a_line(tmp_path):
+def test_recipe_skips_rows_with_a_line_at_this_tolerance(tmp_path):
     results = tmp_path / "lines.jsonl"
     for text in ("wikitext-2", "film-reviews"):
-        append(results, line(published.SMOLLM2, 40, text, size=64) | {"setting": "65x64"})
+        append(results, line(published.SMOLLM2, 40, text, size=64, tolerance=TOLERANCE) | {"setting": "65x64"})
+        append(results, line("other", 40, text, size=64) | {"setting": "65x64"})
     command = f"""
     python() {{
         if [ "$2" = fairseq_lowrank.cli ]; then echo "MEASURED $*" >>{tmp_path}/calls; mkdir -p "${{@: -1}}"

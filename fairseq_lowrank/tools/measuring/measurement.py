@@ -14,11 +14,9 @@ from fairseq_lowrank.progress import Progress
 from fairseq_lowrank.tools.measuring.directions import energies
 from fairseq_lowrank.tools.measuring.probe import Kind, Probe, statistics
 from fairseq_lowrank.tools.measuring.subject import Layer, Subject
-from fairseq_lowrank.tools.measuring.verdict import LIMIT, bounds, verdicts
+from fairseq_lowrank.tools.measuring.verdict import LIMIT, TOLERANCE, bounds, verdicts
 
-TOLERANCE = 0.01
-"""The share of what attention is worth that a cut may cost."""
-STEPS = (0.2, 1, 5)
+STEPS = (1, 5, 25)
 """Needs are also found at these multiples of the tolerance, which show how steep the curve is."""
 RESAMPLES = 1000
 SEQUENCES_OF_LAYERS = 8
@@ -135,7 +133,7 @@ def _cuts_of(layers: list[Layer], quick: bool) -> int:
     size = max(layer.limit for layer in layers)
     bisected = math.ceil(math.log2(max(2, size)))
     if quick:
-        each = bisected + 2
+        each = 3 + len(STEPS) * max(0, bisected - 3)
         return each * (1 + _curves_of_sites(layers)) + bisected - 1
     each, values = _cuts_of_curve(size), _cuts_of_curve(max(layer.head_size for layer in layers), few=True)
     return each * (1 + _curves_of_sites(layers)) + bisected + values
@@ -207,9 +205,10 @@ class _Trial:
 
         Args:
             refine: bisect between the ranks of the grid for the need at each tolerance, and add the divergence of patterns and
-                the interval. A quick measurement, and one of only some ranks, bisects for the tolerance of the verdict alone.
+                the interval.
             known: values of ranks that need not be computed.
-            below: compute and return only ranks below this one, and the size.
+            below: compute and return only ranks below this one, and the size; find the need at the tolerance of the verdict
+                alone.
             worth: values at rank 0 that say what attention is worth, by default those of these layers.
         """
         layers = list(layers)
@@ -237,10 +236,11 @@ class _Trial:
         for rank in [0, *grid]:
             if rank not in found and (below is None or rank < below):
                 compute(rank)
-        shares = [self.tolerance * step for step in STEPS]
+        steps = STEPS if below is None else STEPS[:1]
+        shares = [share for step in steps if (share := self.tolerance * step) < 1]
         while refine:
             between = []
-            for share in [self.tolerance] if self.quick or below is not None else shares:
+            for share in shares:
                 need = least_rank(cost, found, share)
                 tried = max((rank for rank in found if rank < need), default=need)
                 if need - tried > 1:

@@ -10,6 +10,11 @@ WORDS = {
     MOST: "uses most of its directions",
     ALL: "uses all of its directions: the {size} size may bind",
 }
+TOLERANCE = 0.002
+"""The share of what attention is worth that a cut may cost. At 0.2 % the needs of all known answers are right, at 1 % 16 of 19.
+
+docs/evidence/measure.md has the models, and the rule that was written before they were measured.
+"""
 WORTH = 0.01
 """If attention patterns are worth less than this share of the loss, there is no verdict."""
 TOKENS_OF_A_DIRECTION = 10

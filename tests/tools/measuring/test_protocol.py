@@ -112,6 +112,7 @@ def test_own_basis_of_each_sequence_loses_no_more_of_its_logits_than_one_basis()
         key: value for key, value in one["ranks"][0].items() if key != "divergence_bits"
     }
     assert result["verdicts"][0].get("bracket") in (None, [own["need"], one["need"]])
+    assert own["needs"] == [[result["tolerance"], own["need"]]]
 
 
 def test_cost_is_a_share_of_what_attention_is_worth():
@@ -146,12 +147,12 @@ def test_interval_has_the_middle_95_percent_of_draws():
     assert trial._interval(cost, {1: None, 2: None}, list(range(10))) == [2, 2]
 
 
-def trial_of(size, tolerance, loss, tokens=lambda index: 1.0, **options):
+def trial_of(size, tolerance, loss, tokens=lambda index: 1.0, quick=False, **options):
     """The curve of one layer whose sequences lose ``loss(rank, index)`` in all."""
     probe = types.SimpleNamespace(kind="values", ranks={}, size=lambda kind, layer: size)
     found = types.SimpleNamespace(metric=BITS, second=None)
     found.evaluate = lambda index: (1 + loss(probe.ranks.get(0, size), index), tokens(index))
-    trial = _Trial(found, probe, tolerance, 1, False, types.SimpleNamespace(update=lambda: None))
+    trial = _Trial(found, probe, tolerance, 1, quick, types.SimpleNamespace(update=lambda: None))
     trial.uncut = trial.values({}, list(range(10)))
     return trial.curve([0], list(range(10)), **options)[0]
 
@@ -168,9 +169,10 @@ def test_bisection_finds_the_need_at_each_tolerance(needs):
     def loss(rank, index):
         return sum((0.03, 0.1, 0.87)[place] * (rank < need) for place, need in enumerate(needs))
 
-    assert trial_of(20, 0.1, loss)["needs"] == [
-        [pytest.approx(share), need] for share, need in zip(shares, needs, strict=True)
-    ]
+    expected = [[pytest.approx(share), need] for share, need in zip(shares, needs, strict=True)]
+    for quick in (False, True):
+        assert trial_of(20, 0.02, loss, quick=quick)["needs"] == expected
+    assert trial_of(20, 0.1, loss)["needs"] == [expected[1], expected[2]]  # 250 % is no share
 
 
 def test_interval_is_that_of_the_sequences_drawn():

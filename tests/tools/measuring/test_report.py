@@ -33,7 +33,7 @@ def test_ranks_of_the_grid(size, ranks):
 
 def curve(need, interval, size=32, worth=0.5):
     ranks = [{"rank": rank, "value": 2.0, "cost": 0.0 if rank >= need else 0.2} for rank in range(size + 1)]
-    needs = [[0.01, need], [0.05, need], [0.25, need]]
+    needs = [[0.002, need], [0.01, need], [0.05, need]]
     return {"size": size, "need": need, "needs": needs, "interval": interval, "worth_share": worth, "ranks": ranks}
 
 
@@ -74,7 +74,7 @@ def test_verdict_says_at_most_and_the_bracket():
     assert "At most 12 of 32 are needed (95 % interval 10 to 16): rank 12 costs 0 %" in found["text"]
     assert "The need is between 5 and 12 of 32: 5 if each sequence may choose its directions" in found["text"]
     assert (
-        "By tolerance it is at most 12 (1 %), 12 (5 %), 12 (25 %)" in found["text"] and "10000 tokens" in found["text"]
+        "By tolerance it is at most 12 (0.2 %), 12 (1 %), 12 (5 %)" in found["text"] and "10000 tokens" in found["text"]
     )
 
 
