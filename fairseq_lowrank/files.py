@@ -9,6 +9,7 @@ import io
 import json
 import os
 import re
+import secrets
 import shutil
 import stat
 import sys
@@ -35,11 +36,12 @@ def say(message: str) -> None:
 def named_if_full(path: Path) -> Iterator[None]:
     """Raise UserError with the path if the block cannot write, because the disk or the quota is full.
 
-    The error of a write has no file name, and torch raises a RuntimeError over it.
+    The error of a write has no file name, and torch raises a RuntimeError over it. Of two blocks, the outer one has the path that
+    the user gave.
     """
     try:
         yield
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, UserError) as error:
         cause: BaseException | None = error
         while cause is not None and not (isinstance(cause, OSError) and cause.errno in FULL_DISK):
             cause = cause.__cause__ or cause.__context__
@@ -103,9 +105,9 @@ def make_parent(path: Path) -> None:
 
 @contextmanager
 def whole_file(path: Path, mode: str = "w") -> Iterator:
-    """Open a file with ".part" after its name, and rename it to `path` only when the block ends without an error.
+    """Open a file with ".part" at the end of its name, and rename it to `path` only when the block ends without an error.
 
-    A symbolic link stays, and the file that it leads to is written.
+    Each call has its own file, so of two that write at the same time the later one is kept, whole. A symbolic link stays, and the file that it leads to is written.
 
     Raises:
         UserError: the disk is full, or the path leads to something else than a file.
@@ -120,7 +122,7 @@ def whole_files(*paths: Path, mode: str = "w") -> Iterator[list]:
     for path in paths:
         make_parent(path)
     real = [regular_file(path) for path in paths]
-    parts = [path.with_name(path.name + ".part") for path in real]
+    parts = [_part(path) for path in real]
     try:
         with named_if_full(paths[0]):
             with ExitStack() as files:
@@ -134,21 +136,33 @@ def whole_files(*paths: Path, mode: str = "w") -> Iterator[list]:
             part.unlink(missing_ok=True)
 
 
+def _part(path: Path) -> Path:
+    """Return the name of a file or folder that is not complete, which no other process has."""
+    return path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
+
+
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """Make the folder `path` + ".part" and rename it to `path` only when the block ends without an error.
+    """Make a folder with ".part" at the end of its name, and rename it to `path` only when the block ends without an error.
 
     Raises:
-        UserError: the disk is full, or a file has the name of the folder above.
+        UserError: the disk is full, a file has the name of the folder above, or `path` has files at the end of the block.
     """
     make_parent(path)
-    part = path.with_name(path.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)
+    part = _part(path)
     part.mkdir()
     try:
         with named_if_full(path):
             yield part
-            os.replace(part, path)
+            try:
+                os.replace(part, path)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                    raise
+                raise UserError(
+                    f"{path}: another process has made it meanwhile, so nothing was written. Use it, or remove it and run "
+                    "this again."
+                ) from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
 

@@ -39,7 +39,8 @@ def run(args) -> None:
 
     def fill(folder: Path) -> None:
         published_bert.write(published, folder)
-        torch.save(state, folder / "model.pt")
+        with open(folder / "model.pt", "wb") as file:  # given a path, torch hides that a disk is full
+            torch.save(state, file)
 
     _output.write_together(args, fill)
     parameters = sum({tensor.data_ptr(): tensor.numel() for tensor in state["model"].values()}.values())

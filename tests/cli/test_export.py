@@ -5,7 +5,7 @@ import importlib.util
 import pytest
 
 from fairseq_lowrank import cli
-from fairseq_lowrank.files import whole_folder
+from fairseq_lowrank.files import whole_file, whole_folder
 from fairseq_lowrank.messages import UserError
 
 
@@ -38,3 +38,24 @@ def test_a_folder_inside_a_file_is_refused_by_name(tmp_path):
         whole_folder(tmp_path / "file" / "out"),
     ):
         pass
+
+
+def test_of_two_that_make_one_folder_the_first_is_whole_and_the_second_refused(tmp_path):
+    with (
+        pytest.raises(UserError, match="out: another process has made it meanwhile"),
+        whole_folder(tmp_path / "out") as two,
+    ):
+        (two / "of two").touch()
+        with whole_folder(tmp_path / "out") as one:
+            (one / "of one").touch()
+    assert [path.name for path in tmp_path.rglob("*")] == ["out", "of one"]
+
+
+def test_of_two_that_write_one_file_each_writes_it_whole(tmp_path):
+    path = tmp_path / "file"
+    with whole_file(path) as two:
+        two.write("of two")
+        with whole_file(path) as one:
+            one.write("of one, longer")
+        assert path.read_text() == "of one, longer"
+    assert path.read_text() == "of two" and [*tmp_path.iterdir()] == [path]

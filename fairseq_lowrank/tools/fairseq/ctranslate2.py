@@ -38,9 +38,10 @@ def write(model: FairseqModel, folder: Path) -> None:
     """
     state = plain_state(model)
     args = stock_arguments(model, model_arguments(state))
-    with tempfile.TemporaryDirectory() as place, torch.serialization.safe_globals([Namespace]):
+    with tempfile.TemporaryDirectory(dir=folder.parent) as place, torch.serialization.safe_globals([Namespace]):
         path = Path(place) / "model.pt"
-        torch.save({"args": args, "model": with_biases(state["model"])}, path)
+        with open(path, "wb") as file:  # given a path, torch hides that a disk is full
+            torch.save({"args": args, "model": with_biases(state["model"])}, file)
         try:
             FairseqConverter(str(path), args.data).convert(str(folder), force=True)
         except ValueError as error:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 
 from fairseq_lowrank.huggingface.exported import (
@@ -28,7 +29,7 @@ def write(exported: Exported, folder: Path) -> None:
     """Write configuration, weights, settings of generation and tokenizer.
 
     Raises:
-        UserError: the model has tensors that the exported model lacks, or the other way round.
+        UserError: the model has tensors that the exported model lacks, or the other way round; or the weights cannot be written.
     """
     kind: Any = LowrankForSeq2SeqLM if exported.translates else LowrankForCausalLM
     model = kind(LowrankConfig(architectures=[kind.__name__], **exported.config))
@@ -43,7 +44,10 @@ def write(exported: Exported, folder: Path) -> None:
         )
     model.load_state_dict(exported.tensors)
     model.generation_config = generation_of(exported)
-    model.save_pretrained(folder)
+    try:
+        model.save_pretrained(folder)
+    except SafetensorError as error:
+        raise UserError(f"the weights cannot be written: {error}. Free some space, or choose another place.") from error
     tokenizer_of(exported, folder).save_pretrained(folder)
 
 

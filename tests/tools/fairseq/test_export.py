@@ -12,6 +12,7 @@ pytest.importorskip("fairseq")
 pytest.importorskip("transformers")
 
 from fairseq import models
+from full_disk import full_disk
 from tiny_transformer import first_of_all, preset_flags
 from transformers import DataCollatorForSeq2Seq, Trainer, TrainingArguments
 
@@ -62,6 +63,12 @@ def moved(path, folder, **options):
     after = TransformersModel(folder)
     sentences = before.sentences("valid", 6)
     return before, after, compare(before.search(sentences), after, sentences)
+
+
+def test_weights_that_do_not_fit_on_the_disk_take_one_line(checkpoint, tmp_path):
+    before = FairseqModel(checkpoint())
+    with full_disk(10_000), pytest.raises(UserError, match=r"the weights cannot be written: .* Free some space"):
+        write(before.exported(), tmp_path)
 
 
 SIZES = {

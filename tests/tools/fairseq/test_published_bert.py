@@ -8,6 +8,7 @@ import torch
 pytest.importorskip("fairseq")
 
 from fairseq import checkpoint_utils, options
+from full_disk import full_disk
 from published_tiny_bert import SIZES, WORDS, publish
 from safetensors.torch import load_file, save_file
 from transformers import BertModel, BertTokenizer
@@ -344,3 +345,9 @@ def test_training_continues_from_the_published_weights(how, published, imported,
     for name, tensor in checkpoint_utils.load_checkpoint_to_cpu(str(folder / "model.pt"))["model"].items():
         torch.testing.assert_close(state[name], tensor)
     assert "encoder.sentence_encoder.layers.1.self_attn.mixing.query_weight" in state
+
+
+def test_import_bert_to_a_full_disk_takes_one_line(published, refusal):
+    publish(published)
+    with full_disk(10_000):
+        assert "ours: File too large; nothing was written" in refusal()
