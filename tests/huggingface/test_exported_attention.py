@@ -9,19 +9,23 @@ import torch
 from fairseq_lowrank.huggingface.exported import LowrankConfig, LowrankForCausalLM
 
 
-@pytest.fixture
-def model():
+def language_model(**attention):
     torch.manual_seed(0)
     sizes = {f"decoder_{name}": 8 for name in ("embed_dim", "ffn_embed_dim", "input_dim", "output_dim")}
     config = LowrankConfig(
         vocab_size=12,
         decoder_layers=2,
         decoder_attention_heads=2,
-        decoder_attention={"score_bias": "alibi"},
+        decoder_attention=attention,
         is_encoder_decoder=False,
         **sizes,
     )
     return LowrankForCausalLM(config).eval()
+
+
+@pytest.fixture
+def model():
+    return language_model(score_bias="alibi")
 
 
 @torch.no_grad()
@@ -30,3 +34,20 @@ def test_copies_generate_what_the_model_does(model):
     expected = model.generate(inputs, max_new_tokens=3, do_sample=False)
     for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert torch.equal(copied.generate(inputs, max_new_tokens=3, do_sample=False), expected)
+
+
+def test_left_padding_changes_no_token_with_a_static_cache():
+    model, options = language_model(), {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
+    inputs = torch.tensor([[4, 5, 6, 7, 8, 9], [1, 1, 1, 4, 5, 6]])
+    options["attention_mask"] = inputs.ne(1).long()
+    expected = model.generate(inputs, **options)
+    assert torch.equal(model.generate(inputs, cache_implementation="static", **options), expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("attention", [{}, {"mixing": "static"}])
+def test_packed_texts_are_separate(attention):
+    model, texts = language_model(**attention), torch.tensor([[4, 5, 6, 7, 8]])
+    found = model(texts, position_ids=torch.tensor([[0, 1, 2, 0, 1]]), use_cache=False).logits
+    expected = torch.cat([model(text).logits for text in texts.split([3, 2], dim=1)], dim=1)
+    torch.testing.assert_close(found, expected)

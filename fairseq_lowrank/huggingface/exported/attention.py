@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import Cache, EncoderDecoderCache
 from transformers.models.m2m_100.modeling_m2m_100 import M2M100Attention
 
-from fairseq_lowrank.attention import CAUSAL, AttentionConfig, AttentionSpec, MultiheadAttention
+from fairseq_lowrank.attention import CAUSAL, AttentionConfig, AttentionSpec, MultiheadAttention, PackedDocuments
 from fairseq_lowrank.attention.decoding import IncrementalCache, LayerCache
 from fairseq_lowrank.huggingface.exported.configuration import LowrankConfig
 from fairseq_lowrank.messages import UserError
@@ -77,12 +77,14 @@ class LowrankAttention(MultiheadAttention):
         past_key_values: Cache | None = None,
         attention_mask: Tensor | None = None,
         output_attentions: bool | None = None,
+        position_ids: Tensor | None = None,
         **others: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Attend from ``hidden_states`` ``[B, T, d]`` to themselves and the cache, or to ``key_value_states`` ``[B, S, kdim]``.
 
         Args:
             attention_mask: ``[B, S]``, 0 at padding among all keys, cached ones too.
+            position_ids: ``[B, T]``, which begin again with each packed text; read without mask and cache, as in transformers.
 
         Returns:
             ``[B, T, d]``, and the weights ``[B, H, T, S]`` with ``output_attentions``, else None.
@@ -107,6 +109,11 @@ class LowrankAttention(MultiheadAttention):
                     keys = None if past_key_values.is_updated.get(self.layer_idx) else keys
                     past_key_values.is_updated[self.layer_idx] = True
             state = CacheOfLayer(cache, self.layer_idx, padding)
+        mask = CAUSAL if self.is_causal else None
+        if self.is_causal and position_ids is not None and attention_mask is None and past_key_values is None:
+            begins = position_ids.diff(dim=1, prepend=position_ids[:, :1] - 1) != 1
+            if torch.compiler.is_compiling() or bool(begins.any()):
+                mask = PackedDocuments(ids=begins.cumsum(1))
         return super().forward(
             hidden_states,
             keys,
@@ -115,7 +122,7 @@ class LowrankAttention(MultiheadAttention):
             state,  # type: ignore[arg-type]
             need_weights=bool(output_attentions),
             average_attn_weights=False,
-            attn_mask=CAUSAL if self.is_causal else None,
+            attn_mask=mask,
         )
 
 

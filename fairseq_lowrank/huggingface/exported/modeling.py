@@ -26,6 +26,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from fairseq_lowrank.huggingface.exported.attention import ATTENTION, LowrankAttention, build_attention
 from fairseq_lowrank.huggingface.exported.configuration import LowrankConfig
+from fairseq_lowrank.ops.attention.mask import hides
 
 
 class SinusoidalPositions(nn.Module):
@@ -255,13 +256,17 @@ class LowrankDecoder(LowrankStack):
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
+        position_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Return the features of a target ``[B, T]``, ready for the output projection.
 
         Args:
-            attention_mask: ``[B, T]`` with the cached positions, 0 at padding.
+            attention_mask: ``[B, S]`` with the cached positions, 0 at padding; or a causal one ``[B, 1, T, S]`` as transformers
+                makes it, for plain attention.
             encoder_attention_mask: ``[B, S]``, 0 at padding of the source.
+            position_ids: ``[B, T]``, from 0; by default the mask counts them. Without mask and cache, a text begins where they
+                begin again.
         """
         given = input_ids if inputs_embeds is None else inputs_embeds
         assert given is not None
@@ -271,10 +276,15 @@ class LowrankDecoder(LowrankStack):
             if encoder_hidden_states is not None:
                 past_key_values = EncoderDecoderCache(past_key_values, DynamicCache(config=self.config))
         past = 0 if past_key_values is None else past_key_values.get_seq_length()
-        if attention_mask is None and past == 0 and input_ids is not None:
+        if attention_mask is None and position_ids is None and past == 0 and input_ids is not None:
             attention_mask = input_ids.ne(self.padding).long()
-        if attention_mask is None or attention_mask.dim() != 2:
+        if position_ids is not None:
+            counts = position_ids + 1
+        elif attention_mask is None:
             counts = torch.arange(past + 1, past + length + 1, device=given.device).expand(batch, length)
+        elif attention_mask.dim() == 4:  # with a static cache; each query sees the tokens up to its own
+            visible = attention_mask if attention_mask.dtype == torch.bool else ~hides(attention_mask)
+            counts = visible[:, 0].sum(-1)
         else:
             counts = (attention_mask.cumsum(1) * attention_mask)[:, -length:]
         x: Any = self.embed(input_ids, inputs_embeds, counts)
@@ -282,7 +292,10 @@ class LowrankDecoder(LowrankStack):
         if isinstance(cached, EncoderDecoderCache):
             cached = cached.self_attention_cache
         first: Any = self.layers[0]
-        mask = self.mask_for(first.self_attn, create_causal_mask, attention_mask, x, past_key_values=cached)
+        positions = {"position_ids": position_ids}
+        mask = self.mask_for(
+            first.self_attn, create_causal_mask, attention_mask, x, past_key_values=cached, **positions
+        )
         source_mask = None
         if encoder_hidden_states is not None:
             source_mask = self.mask_for(
@@ -293,7 +306,9 @@ class LowrankDecoder(LowrankStack):
                 encoder_hidden_states=encoder_hidden_states,
             )
         for layer in self.layers:
-            x = layer(x, mask, encoder_hidden_states, source_mask, past_key_values=past_key_values, **kwargs)
+            x = layer(
+                x, mask, encoder_hidden_states, source_mask, past_key_values=past_key_values, **positions, **kwargs
+            )
         x = x if self.layer_norm is None else self.layer_norm(x)
         x = x if self.project_out_dim is None else self.project_out_dim(x)
         return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=x, past_key_values=past_key_values)
@@ -425,6 +440,7 @@ class LowrankForCausalLM(LowrankGenerator):
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
         num_items_in_batch: Any = None,
+        position_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithCrossAttentions:
         """Return logits ``[B, T, V]`` for a text ``[B, T]``, and the loss if there are ``labels``.
@@ -432,6 +448,7 @@ class LowrankForCausalLM(LowrankGenerator):
         Args:
             labels: ``[B, T]``, the text itself; −100 where the loss ignores a position.
             logits_to_keep: compute logits for this many last positions only; 0 computes all.
+            position_ids: ``[B, T]``, see :class:`LowrankDecoder`.
         """
         decoded: Any = self.decoder(
             input_ids,
@@ -439,6 +456,7 @@ class LowrankForCausalLM(LowrankGenerator):
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
+            position_ids=position_ids,
             **kwargs,
         )
         logits: Any = self.decoder.output_projection(decoded.last_hidden_state[:, -logits_to_keep:])
