@@ -149,8 +149,11 @@ class Probe:
 
 
 def divergence(call: AttentionCall, other: AttentionCall) -> Tensor:
-    """Return the mean KL divergence, in bits, of the second call's patterns from those of the first."""
-    first, second = (attention(replace(one, need_weights=True))[1] for one in (call, other))
+    """Return the mean KL divergence, in bits, of the second call's patterns from those of the first.
+
+    Patterns are probabilities, so they are those before mixing.
+    """
+    first, second = (attention(replace(one, need_weights=True, prob_mixing=None))[1] for one in (call, other))
     assert first is not None and second is not None
     tiny = torch.finfo(first.dtype).tiny
     logs = (first.clamp_min(tiny) / second.clamp_min(tiny)).log2()

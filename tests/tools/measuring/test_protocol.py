@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from fairseq_lowrank import progress
 from fairseq_lowrank.attention import CAUSAL, build_attention
-from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, attention
+from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, StaticMixing, attention
 from fairseq_lowrank.tools.measuring import measurement
 from fairseq_lowrank.tools.measuring.directions import best_cut, last_quarter
 from fairseq_lowrank.tools.measuring.layers import ClassifierSubject, LayerSubject
@@ -199,11 +199,14 @@ def test_last_quarter_has_the_share_of_the_last_directions():
 
 
 def test_divergence_is_that_of_the_cut_pattern_from_the_first():
-    def patterns(odds):
+    def patterns(odds, mixing=None):
         keys = torch.tensor([[[[math.log(odds)], [0.0]]]], dtype=torch.float64)
-        return AttentionCall(DotProduct(torch.ones(1, 1, 1, 1).double(), keys, 1.0), keys, AttentionMask())
+        scores = DotProduct(torch.ones(1, 1, 1, 1).double(), keys, 1.0)
+        return AttentionCall(scores, keys, AttentionMask(), prob_mixing=mixing)
 
     found = divergence(patterns(3.0), patterns(1.0))  # (3/4, 1/4) and (1/2, 1/2)
+    mixing = StaticMixing(torch.tensor([[-2.0]]).double())  # it makes other weights of the same patterns
+    assert divergence(patterns(3.0, mixing), patterns(1.0, mixing)) == found
     assert found.item() == pytest.approx(0.75 * math.log2(1.5) + 0.25 * math.log2(0.5))
     assert divergence(patterns(1.0), patterns(3.0)).item() == pytest.approx(0.5 * math.log2(2 / 3) + 0.5)
 
