@@ -225,6 +225,7 @@ def measure_transformers(folder: Path, label: str, args) -> list[dict]:
     lengths = {"min_length": args.min_length, "max_length": args.max_length}
     model = pretrained.load(folder)
     chosen = pretrained.sequences(folder, args.text, count=args.sequences, seed=args.seed, **lengths)
+    pretrained.check_length(model, chosen, "--text", args.text, "Leave long lines out with --max-length N.")
     return [
         {
             "checkpoint": str(folder),

@@ -241,11 +241,35 @@ def sequences(
 
 
 @torch.no_grad()
-def measure(model: PreTrainedModel, chosen: list[torch.Tensor], label: str) -> dict[str, dict]:
-    """Return the spectra of a model's attention on tokens, as :meth:`~.spectrum.Spectra.summary` does.
+def check_length(model: PreTrainedModel, chosen: list[torch.Tensor], flag: str, value: object, remedy: str) -> None:
+    """Check that a model reads the longest of these sequences.
 
-    An encoder-decoder reads the same tokens on both sides.
+    Args:
+        flag, value, remedy: of the error.
+
+    Raises:
+        UserError: it reads the first tokens of this sequence and not the whole of it, such as a model with fewer positions.
     """
+    longest = max(chosen, key=lambda tokens: tokens.size(1))
+    try:
+        _read(model, longest)
+    except (IndexError, RuntimeError, ValueError) as error:
+        _read(model, longest[:, :2])
+        reason = f"{type(model).__name__} cannot read {longest.size(1)} tokens at once"
+        if (positions := getattr(model.config, "max_position_embeddings", None)) is not None:
+            reason += f", with {positions} positions"
+        raise FlagError(flag, value, reason, remedy) from error
+
+
+def _read(model: PreTrainedModel, tokens: torch.Tensor) -> None:
+    """Run a model; an encoder-decoder reads the same tokens on both sides."""
+    both = {"decoder_input_ids": tokens} if model.config.is_encoder_decoder else {}
+    model(input_ids=tokens, **both)
+
+
+@torch.no_grad()
+def measure(model: PreTrainedModel, chosen: list[torch.Tensor], label: str) -> dict[str, dict]:
+    """Return the spectra of a model's attention on tokens, as :meth:`~.spectrum.Spectra.summary` does."""
     if getattr(model.config, "lowrank_attention", None) is None:
         apply_attention(model, PLAIN, sites=SITES)
     spectra = Spectra()
@@ -255,8 +279,7 @@ def measure(model: PreTrainedModel, chosen: list[torch.Tensor], label: str) -> d
 
     with attention_weights(model, receive):
         for tokens in tracked(chosen, label, "sequences"):
-            both = {"decoder_input_ids": tokens} if model.config.is_encoder_decoder else {}
-            model(input_ids=tokens, **both)
+            _read(model, tokens)
     return spectra.summary()
 
 

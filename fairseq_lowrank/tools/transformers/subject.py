@@ -277,6 +277,8 @@ def load(
         raise FlagError("--target", target, f"{type(model).__name__} reads one text", "Remove the flag.")
     else:
         samples = _blocks(tokenizer, text, count or enough([length] * MOST, tokens, least), seed, length)
+    rows = [each for sample in samples for each in (sample if isinstance(sample, tuple) else (sample,))]
+    pretrained.check_length(model, rows, "--length", length, "Give a smaller --length.")
     special = tuple(getattr(tokenizer, "all_special_ids", ()) or ())
     mask = getattr(tokenizer, "mask_token_id", None)
     subject = TransformersSubject(model, samples, mask_token=mask, special_tokens=special, seed=seed)

@@ -201,6 +201,19 @@ def test_a_command_without_a_model_names_both_kinds(command, capsys):
     assert "--transformers FOLDER" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("family", "command", "error"),
+    [
+        ("bert", ["spectrum"], "text.txt: BertForMaskedLM cannot read 14 tokens at once, with 8 positions."),
+        ("gpt2", ["measure", "--length", "9"], "--length 9: GPT2LMHeadModel cannot read 9 tokens at once, with 8 pos"),
+    ],
+)
+def test_sequences_that_a_model_cannot_read_are_named(family, command, error, tmp_path, text, capsys):
+    folder = saved(tmp_path / "model", family, max_position_embeddings=8)
+    assert cli.main([*command, "--transformers", str(folder), "--text", str(text)]) == 2
+    assert error in capsys.readouterr().err
+
+
 def test_text_belongs_to_transformers(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("a.pt").touch()
