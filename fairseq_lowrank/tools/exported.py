@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from fairseq_lowrank.messages import UserError
@@ -115,7 +116,8 @@ def compare(expected: Sequence[Hypothesis], reader: Reader, sentences: Sequence[
         scores = reader.scores(sentences, [best.tokens for best in expected])
     equal = sum(first.tokens == second.tokens for first, second in zip(expected, found, strict=True))
     differences = [abs(best.score - score) for best, score in zip(expected, scores, strict=True)]
-    result = Comparison(len(differences), equal, max(differences))
+    largest = torch.tensor(differences, dtype=torch.float64).max()  # not a number if one of them is not
+    result = Comparison(len(differences), equal, float(largest))
     if not result.difference <= TOLERANCE:
         raise UserError(
             f"the exported model computes something else: {result}, and rounding explains {TOLERANCE:g}. Nothing is "

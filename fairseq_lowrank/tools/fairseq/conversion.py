@@ -246,20 +246,20 @@ def output_error(first, second, samples: list[dict], pad: int) -> dict[str, floa
         `bits_before` and `bits_after`: the mean loss of a target token in bits. `mean`: the mean absolute difference of the
         target tokens' log₂ probabilities. `largest`: the largest difference over the entire vocabulary.
     """
-    totals, largest = torch.zeros(4, dtype=torch.float64), 0.0
+    totals, largest = torch.zeros(4, dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     for sample in tracked(samples, "comparing outputs", "sequences"):
         with torch.no_grad():
             before, after = (
                 model.get_normalized_probs(model(**sample["net_input"]), log_probs=True).double() / math.log(2)
                 for model in (first, second)
             )
-        largest = max(largest, (after - before).abs().max().item())
+        largest = torch.maximum(largest, (after - before).abs().max())
         target = sample["target"].view(before.shape[:-1])
         said = target != pad
         old, new = (each.gather(-1, target[..., None])[..., 0][said] for each in (before, after))
         totals += torch.stack((-old.sum(), -new.sum(), (new - old).abs().sum(), said.sum().double()))
     bits_before, bits_after, mean = (totals[:3] / totals[3]).tolist()
-    return {"bits_before": bits_before, "bits_after": bits_after, "mean": mean, "largest": largest}
+    return {"bits_before": bits_before, "bits_after": bits_after, "mean": mean, "largest": largest.item()}
 
 
 def as_state_of(model: torch.nn.Module, tensors: dict[str, Tensor], old: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -286,6 +286,10 @@ def as_state_of(model: torch.nn.Module, tensors: dict[str, Tensor], old: dict[st
     return state
 
 
+AVERAGES = frozenset(("ema", "ema_fp32_params"))
+"""The entries of a checkpoint that hold averages of weights (``--store-ema``)."""
+
+
 def with_model(state: dict, args: Namespace, model: dict[str, Tensor]) -> dict:
     """Return the checkpoint with another model and its arguments, without the old optimizer and averaged weights."""
     from omegaconf import OmegaConf
@@ -302,14 +306,14 @@ def with_model(state: dict, args: Namespace, model: dict[str, Tensor]) -> dict:
         named = {name: args.arch for name in ("arch", "_name") if name in model_cfg}
     cfg["model"] = kind(**model_cfg | changes | named)
     state = {name: value for name, value in state.items() if name != "last_optimizer_state"}
-    extra = {name: value for name, value in (state.get("extra_state") or {}).items() if name != "ema"}
+    extra = {name: value for name, value in (state.get("extra_state") or {}).items() if name not in AVERAGES}
     return state | {"args": None, "cfg": cfg, "model": model, "extra_state": extra}
 
 
 def dropped_parts(state: dict) -> list[str]:
     """Return a note on the parts of a checkpoint that belong to the old model and are left out."""
     dropped = ["the optimizer's state"] * ("last_optimizer_state" in state)
-    dropped += ["averaged weights (EMA)"] * ("ema" in (state.get("extra_state") or {}))
+    dropped += ["averaged weights (EMA)"] * (not AVERAGES.isdisjoint(state.get("extra_state") or {}))
     if not dropped:
         return []
     return [f"left out: {' and '.join(dropped)}. Train further with --finetune-from-model or --reset-optimizer."]

@@ -233,6 +233,21 @@ def test_convert_measures_the_difference_on_data(trained, translation_data, tmp_
     assert same["mean"] == same["largest"] == 0
 
 
+def test_an_output_that_is_no_number_is_no_small_error():
+    class Model:
+        def __init__(self, score):
+            self.logs = torch.tensor([[[score, 0.0]]])
+
+        def __call__(self):
+            return self.logs
+
+        def get_normalized_probs(self, output, log_probs):
+            return output
+
+    samples = [{"net_input": {}, "target": torch.tensor([1])}]
+    assert math.isnan(output_error(Model(0.0), Model(math.nan), samples, 0)["largest"])
+
+
 FACTORED = {"mla": "latent", "collaborative": "collaborative", "lrkv": "low-rank-kv"}
 
 

@@ -1,6 +1,7 @@
 """A model leaves fairseq and computes the same elsewhere: its sizes, its attention, its search, its text."""
 
 import json
+import math
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -231,6 +232,11 @@ def test_compare_fails_beyond_rounding():
         compare([Hypothesis([5, 2], -1.0)], reader(-1.01), [[4, 2]])
     with pytest.raises(UserError, match="computes something else"):
         compare([Hypothesis([5, 2], -1.0)], reader(float("nan")), [[4, 2]])
+    broken = SimpleNamespace(
+        own_search=False, search=lambda _: [Hypothesis([5, 2], -1.0), Hypothesis([5, 2], math.nan)]
+    )
+    with pytest.raises(UserError, match="computes something else"):
+        compare([Hypothesis([5, 2], -1.0)] * 2, broken, [[4, 2]] * 2)
 
 
 WITHOUT_FAIRSEQ = """
