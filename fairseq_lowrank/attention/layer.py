@@ -38,6 +38,7 @@ from fairseq_lowrank.parts import (
     RotaryPositions,
     parts_of,
 )
+from fairseq_lowrank.parts.parameters import wide_defaults
 from fairseq_lowrank.parts.projection import KeyValueStates, merge_heads
 from fairseq_lowrank.parts.stages import NO_CONTEXT, FilledSteps, Steps, declared, run, take_step
 
@@ -187,9 +188,10 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Give every parameter its initial value, also after ``to_empty``. A layer that is built has them already."""
-        for child in self.children():
-            if callable(reset := getattr(child, "reset_parameters", None)):
-                reset()
+        with wide_defaults():
+            for child in self.children():
+                if callable(reset := getattr(child, "reset_parameters", None)):
+                    reset()
         self._reset_projections()
         self.projection.reset_parameters(self)
         self.score.reset_parameters(self)

@@ -27,8 +27,8 @@ class LinearBiases(DistanceBias):
     def slopes(self, device: torch.device) -> Tensor:
         """Return the slopes ``[H]`` in float32."""
         power = 1 << (self.num_heads.bit_length() - 1)
-        first = torch.arange(1, power + 1, device=device)
-        further = torch.arange(self.num_heads - power, device=device) + 0.5
+        first = torch.arange(1, power + 1, device=device, dtype=torch.float32)
+        further = torch.arange(self.num_heads - power, device=device, dtype=torch.float32) + 0.5
         return torch.exp2(torch.cat([first, further]) * (-8 / power))
 
     def bias(self, distances: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fairseq_lowrank.parts.mixing import Mixing
-from fairseq_lowrank.parts.parameters import exempt_from_decay
+from fairseq_lowrank.parts.parameters import exempt_from_decay, wide_defaults
 from fairseq_lowrank.parts.part import check_size
 from fairseq_lowrank.parts.projection import Projection
 from fairseq_lowrank.parts.registry import PARTS, SLOTS
@@ -148,7 +148,8 @@ class AttentionConfig:
         if part is None:
             return None
         sizes = (self.head_dim if query_size is None else query_size,) if issubclass(part, Mixing) else ()
-        built = part(self, *sizes, **self.spec.options_of(part))
+        with wide_defaults():
+            built = part(self, *sizes, **self.spec.options_of(part))
         for field_of_call in SLOTS[axis].fields:
             built.field = field_of_call
         for parameter in built.parameters():  # weight decay would pull it to 0, and not to the identity

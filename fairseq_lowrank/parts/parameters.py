@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -34,6 +35,17 @@ def assign(tensor: Tensor, value: Tensor) -> None:
 
         value = distribute_tensor(value.to(tensor.device, tensor.dtype), mesh, tensor.placements)  # type: ignore[attr-defined]
     tensor.copy_(value)
+
+
+@contextlib.contextmanager
+def wide_defaults() -> Iterator[None]:
+    """Make new tensors float32 or wider, also while a model is built in half precision, as ``from_pretrained`` does."""
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.promote_types(dtype, torch.float32))
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(dtype)
 
 
 class NoDecayModule(nn.Module):

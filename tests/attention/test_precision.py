@@ -1,10 +1,21 @@
 """Half precision, of the layer's own numbers and under autocast."""
 
+import math
+
 import pytest
 import torch
 from needed_axes import PRESETS
 
-from fairseq_lowrank.attention import replace_attention
+from fairseq_lowrank.attention import (
+    METHODS,
+    AttentionConfig,
+    AttentionSpec,
+    MultiheadAttention,
+    build_attention,
+    replace_attention,
+)
+from fairseq_lowrank.ops import AttentionMask
+from fairseq_lowrank.parts import parts_of
 
 
 def assert_near(actual, exact):
@@ -50,6 +61,37 @@ def test_parts_of_a_bfloat16_model_keep_small_steps(preset):
         for name, tensor in parts.items():
             changed = (tensor - before[name])[before[name] == 1.0]
             torch.testing.assert_close(changed.abs(), torch.full_like(changed, 1e-3), atol=1e-5, rtol=0, msg=name)
+
+
+@pytest.fixture
+def half_default():
+    """Models are built in bfloat16, as ``from_pretrained`` builds them."""
+    torch.set_default_dtype(torch.bfloat16)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.usefixtures("half_default")
+def test_parts_are_built_in_float32_under_a_half_precision_default():
+    for name, method in METHODS.items():
+        axes = method.examples[-1] if method.examples else {}
+        spec = AttentionSpec(**method.axes | axes)
+        layer = MultiheadAttention(AttentionConfig(spec, 12, 4, self_attention=True, max_positions=4))
+        assert layer.out_proj.weight.dtype == torch.bfloat16
+        for reset in (lambda: None, layer.reset_parameters):
+            reset()
+            tensors = [tensor for part in parts_of(layer).values() for tensor in part.state_dict().values()]
+            assert {tensor.dtype for tensor in tensors} <= {torch.float32}, name
+    layer = build_attention("diff", 12, 4, diff_version="1", depth=2, self_attention=True)
+    assert layer.head_output.initial.item() == pytest.approx(0.8 - 0.6 * math.exp(-0.3), abs=1e-6)
+
+
+@pytest.mark.usefixtures("half_default")
+def test_a_half_precision_default_changes_no_number():
+    slopes = build_attention("alibi", 32, 16, self_attention=True).score_bias.slopes(torch.device("cpu"))
+    torch.testing.assert_close(slopes, torch.exp2(-torch.arange(1, 17, dtype=torch.float32) / 2))
+    seen = AttentionMask(causal=True).has_visible_key(301, 300, torch.device("cpu"))
+    assert seen.flatten().tolist() == [False] + 300 * [True]
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -51,3 +51,13 @@ def test_packed_texts_are_separate(attention):
     found = model(texts, position_ids=torch.tensor([[0, 1, 2, 0, 1]]), use_cache=False).logits
     expected = torch.cat([model(text).logits for text in texts.split([3, 2], dim=1)], dim=1)
     torch.testing.assert_close(found, expected)
+
+
+def test_parts_stay_float32_in_a_model_that_is_loaded_in_bfloat16(tmp_path):
+    model = language_model(mixing="static")
+    weight = model.decoder.layers[0].self_attn.mixing.weight
+    torch.nn.init.normal_(weight)
+    model.save_pretrained(tmp_path)
+    loaded = LowrankForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).decoder.layers[0].self_attn
+    assert loaded.out_proj.weight.dtype == torch.bfloat16
+    assert torch.equal(loaded.mixing.weight, weight) and loaded.mixing.weight.dtype == torch.float32

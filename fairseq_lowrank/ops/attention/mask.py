@@ -139,7 +139,9 @@ class AttentionMask(TensorTree):
             hidden = self.hidden(num_queries, num_keys, device)
             return True if hidden is None else ~hidden.all(dim=-1, keepdim=True)
         positions, _ = self.visible_prefix(num_queries, num_keys)
-        visible = torch.ones(1, num_keys, device=device) if self.key_padding is None else ~self.key_padding
+        visible = (
+            torch.ones(1, num_keys, device=device, dtype=torch.bool) if self.key_padding is None else ~self.key_padding
+        )
         if not self.causal:
             return visible.any(dim=1)[:, None, None, None]
         # The number of visible keys up to that of each query, which lies before the first where T > S, less those before its window.
