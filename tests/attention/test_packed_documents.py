@@ -69,6 +69,14 @@ def test_blocks_compute_no_scores_of_other_documents(monkeypatch):
     assert sum(computed) == 1024 * 128
 
 
+def test_the_default_device_is_not_asked():
+    layer, x, mask = layer_of(backend="blocked"), torch.randn(1, 6, 8).double(), PackedDocuments(cu_seqlens=[0, 2, 6])
+    expected, _ = layer(x, x, x, attn_mask=mask, need_weights=False)
+    with torch.device("meta"):
+        found, _ = layer(x, x, x, attn_mask=mask, need_weights=False)
+    torch.testing.assert_close(found, expected)
+
+
 def test_a_packed_layer_compiles_to_one_graph():
     layer, x, mask = layer_of(), torch.randn(1, 6, 8).double(), PackedDocuments(cu_seqlens=[0, 2, 6])
     compiled = torch.compile(layer, backend="eager", fullgraph=True)

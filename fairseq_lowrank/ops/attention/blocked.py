@@ -403,8 +403,8 @@ def _document_spans(documents: Tensor | None) -> tuple[Tensor, Tensor] | None:
     if documents is None or documents.device.type != "cpu" or hides_values(documents) or not documents.numel():
         return None
     known, index = documents.unique(return_inverse=True)
-    index = index + torch.arange(len(documents))[:, None] * len(known)
-    positions = torch.arange(documents.size(1)).expand_as(index)
+    index = index + torch.arange(len(documents), device=documents.device)[:, None] * len(known)
+    positions = torch.arange(documents.size(1), device=documents.device).expand_as(index)
     empty = positions.new_zeros(len(documents) * len(known))
     ends = (
         empty.scatter_reduce(0, index.flatten(), positions.flatten(), how, include_self=False)
