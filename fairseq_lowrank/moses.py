@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 
 LEFT, RIGHT, BOTH = "left", "right", "both"
 """The neighbours of a mark without a blank between them: a closing mark has the left one, an apostrophe both."""
-# Private characters stand for marks while sacremoses joins the other tokens.
+# Private characters stand for marks while sacremoses joins the other tokens, and the last one for private characters of the text.
 PRIVATE = {RIGHT: 0xE000, LEFT: 0xE100, BOTH: 0xE200}
+OF_TEXT = "\ue300"
+STANDS_IN = re.compile("[\ue000-\ue300]")
 PARTNERS = {"“": "”", "„": "“”", "‘": "’", "‚": "‘’", "«": "»", "»": "«", "‹": "›", "›": "‹"}
 """The marks that close each mark that can open a quotation."""
 MARKS = "“”„‘’‚«»‹›"
@@ -40,12 +42,13 @@ def detokeniser(language: str) -> Callable[[Sequence[str]], str]:
     inner = Detokeniser(language)
 
     def detokenise(tokens: Sequence[str]) -> str:
-        found = [
-            token if side is None else chr(PRIVATE[side] + MARKS.index(token))
-            for token, side in zip(tokens, sides(tokens, language), strict=True)
-        ]
+        found, replaced = [], []  # and what is replaced, in the order of the text
+        for token, side in zip(tokens, sides(tokens, language), strict=True):
+            replaced += STANDS_IN.findall(token) if side is None else [token]
+            found.append(STANDS_IN.sub(OF_TEXT, token) if side is None else chr(PRIVATE[side] + MARKS.index(token)))
         text = re.sub("([\ue200-\ue2ff]) ", r"\1", inner.detokenize(found))
-        return re.sub("[\ue000-\ue2ff]", lambda mark: MARKS[ord(mark[0]) % 256], text)
+        given = iter(replaced)
+        return STANDS_IN.sub(lambda _: next(given), text)
 
     return detokenise
 

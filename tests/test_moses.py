@@ -48,3 +48,8 @@ def test_text_comes_back_from_its_tokens(language):
 @pytest.mark.parametrize("tokens", [[], ["’"], ["“"], ["”", "”"], ["’", "tis"], ["a", "’"], ["5", "’", "6"]])
 def test_lone_marks_stay(tokens):
     assert detokeniser("en")(tokens).replace(" ", "") == "".join(tokens)
+
+
+def test_private_characters_of_a_text_stay():
+    text = "\ue000 “a\ue201” \ue0ff \ue300b."
+    assert detokeniser("en")(["\ue000", "“", "a\ue201", "”", "\ue0ff", "\ue300b", "."]) == text
