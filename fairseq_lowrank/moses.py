@@ -42,7 +42,8 @@ def detokeniser(language: str) -> Callable[[Sequence[str]], str]:
     inner = Detokeniser(language)
 
     def detokenise(tokens: Sequence[str]) -> str:
-        found, replaced = [], []  # and what is replaced, in the order of the text
+        found: list[str] = []
+        replaced: list[str] = []  # in the order of the text
         for token, side in zip(tokens, sides(tokens, language), strict=True):
             replaced += STANDS_IN.findall(token) if side is None else [token]
             found.append(STANDS_IN.sub(OF_TEXT, token) if side is None else chr(PRIVATE[side] + MARKS.index(token)))
