@@ -142,6 +142,11 @@ class IncrementalCache:
             )
         return state.get(self.key)
 
+    def length(self, state: IncrementalState | None) -> int:
+        """Return the number of cached positions of the layer."""
+        cache = self.get(state)
+        return 0 if cache is None else cache.length
+
     def set(self, state: IncrementalState, cache: LayerCache) -> None:
         state[self.key] = cache
         self.used = True

@@ -443,12 +443,12 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
             if states[name].size(1) < heads:  # fewer heads would be read as groups of heads
                 raise _split(f"heads of {name}", states[name].size(1), heads)
         if "states" in steps:
-            first = 0 if (known := self.cache.get(state)) is None else known.length
-            states = take_step(steps, "states", states, Context(key.transpose(0, 1), first=first).widened())
+            context = Context(key.transpose(0, 1), first=self.cache.length(state))
+            states = take_step(steps, "states", states, context.widened())
         if self.k_norm is not None and not self._late_keys:
             states["key"] = self.k_norm(states["key"])
         if self.rotary is not None and not self._late_keys:
-            first = 0 if (cache := self.cache.get(state)) is None else cache.length
+            first = self.cache.length(state)
             keys = states[self.projection.rotary_state]
             positions = torch.arange(first, first + keys.size(2), device=keys.device)
             states[self.projection.rotary_state] = self.rotary(keys, positions)

@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+from transformers.cache_utils import Cache, QuantizedLayer
 
 from fairseq_lowrank.huggingface.exported import LowrankConfig, LowrankForCausalLM
 
@@ -42,6 +43,24 @@ def test_left_padding_changes_no_token_with_a_static_cache():
     options["attention_mask"] = inputs.ne(1).long()
     expected = model.generate(inputs, **options)
     assert torch.equal(model.generate(inputs, cache_implementation="static", **options), expected)
+
+
+class QuantizedStates(QuantizedLayer):
+    """The quantised cache of transformers, without rounding."""
+
+    def _quantize(self, tensor, axis):
+        return tensor.clone()
+
+    def _dequantize(self, tensor):
+        return tensor
+
+
+@pytest.mark.parametrize("attention", [{"projection": "latent", "rotary_dim": 2}, {"head_map": "heads"}])
+def test_a_quantised_cache_has_all_positions(attention):
+    model, inputs = language_model(**attention), torch.tensor([[4, 5, 6, 7, 8, 9]])
+    options = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None}
+    cache = Cache(layers=[QuantizedStates(residual_length=2) for _ in range(2)])
+    assert torch.equal(model.generate(inputs, past_key_values=cache, **options), model.generate(inputs, **options))
 
 
 @torch.no_grad()

@@ -42,6 +42,10 @@ class PackedStates(IncrementalCache):
             return None
         return self._unpacked(state.cache.layers[state.layer].keys, state.padding)
 
+    def length(self, state: Any) -> int:
+        # a quantised cache keeps only the newest keys as they are
+        return 0 if state is None else state.cache.get_seq_length(state.layer)
+
     def update(self, state: Any, new: dict[str, Tensor], padding: Tensor | None) -> LayerCache:
         packed = torch.cat([new[name].transpose(1, 2).flatten(2) for name in self.sizes], dim=-1).unsqueeze(1)
         keys, _ = state.cache.update(packed, packed[..., :0], state.layer)
