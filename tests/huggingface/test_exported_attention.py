@@ -45,6 +45,14 @@ def test_left_padding_changes_no_token_with_a_static_cache():
     assert torch.equal(model.generate(inputs, cache_implementation="static", **options), expected)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16])
+def test_a_mask_of_any_dtype_counts_positions(dtype):
+    model, inputs = language_model(), torch.randint(3, 12, (1, 300))
+    found = model(inputs, attention_mask=torch.ones(1, 300, dtype=dtype)).logits
+    torch.testing.assert_close(found, model(inputs).logits)
+
+
 class QuantizedStates(QuantizedLayer):
     """The quantised cache of transformers, without rounding."""
 

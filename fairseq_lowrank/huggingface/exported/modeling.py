@@ -187,6 +187,12 @@ class LowrankStack(LowrankPreTrainedModel):
         return None if mask is None or (not torch.compiler.is_compiling() and bool(mask.all())) else mask
 
 
+def count_tokens(mask: Tensor) -> Tensor:
+    """Return how many tokens a sentence has up to each position ``[B, T]``, 0 where the mask ``[B, T]`` of any dtype is 0."""
+    real = mask.ne(0).long()
+    return real.cumsum(1) * real
+
+
 class LowrankEncoder(LowrankStack):
     """fairseq's ``TransformerEncoder``."""
 
@@ -217,7 +223,7 @@ class LowrankEncoder(LowrankStack):
         elif attention_mask is None:
             assert inputs_embeds is not None
             attention_mask = torch.ones(inputs_embeds.shape[:2], dtype=torch.long, device=inputs_embeds.device)
-        x: Any = self.embed(input_ids, inputs_embeds, attention_mask.cumsum(1) * attention_mask)
+        x: Any = self.embed(input_ids, inputs_embeds, count_tokens(attention_mask))
         x = x * attention_mask[..., None].to(x.dtype)
         first: Any = self.layers[0]
         mask = self.mask_for(first.self_attn, create_bidirectional_mask, attention_mask, x)
@@ -286,7 +292,7 @@ class LowrankDecoder(LowrankStack):
             visible = attention_mask if attention_mask.dtype == torch.bool else ~hides(attention_mask)
             counts = visible[:, 0].sum(-1)
         else:
-            counts = (attention_mask.cumsum(1) * attention_mask)[:, -length:]
+            counts = count_tokens(attention_mask)[:, -length:]
         x: Any = self.embed(input_ids, inputs_embeds, counts)
         cached = past_key_values
         if isinstance(cached, EncoderDecoderCache):
