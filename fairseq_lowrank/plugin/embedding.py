@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from contextvars import ContextVar
+from typing import NamedTuple
 
 import torch
 from fairseq.models.transformer import TransformerDecoder
@@ -26,20 +28,32 @@ class ConvolvedEmbedding(nn.Linear):
         super().__init__(kernel * embedding_dim, width, bias=False)
         nn.init.xavier_uniform_(self.weight)  # like fairseq's projection of one token
         self.kernel = kernel
-        self.context: Tensor | None = None
-        """Embeddings of the tokens before those of the next call, [B, up to K − 1, r]; None if there are none."""
-        self.padding: Tensor | None = None
-        """[B, up to K − 1 + T], true where the next call's context and tokens are padding; None if nothing is."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the convolved embeddings, [B, T, r] → [B, T, d]."""
-        length = x.size(1)
-        if self.context is not None:
-            x = torch.cat([self.context, x], 1)
-        if self.padding is not None:
-            x = x.masked_fill(self.padding.unsqueeze(-1), 0)
+        length, call = x.size(1), _call.get()
+        if call is not None and call.embedding is self:
+            if call.context is not None:
+                x = torch.cat([call.context, x], 1)
+            x = x.masked_fill(call.padding.unsqueeze(-1), 0)
         x = F.pad(x, (0, 0, self.kernel - 1 + length - x.size(1), 0))
         return super().forward(torch.cat([x[:, j : j + length] for j in range(self.kernel)], -1))
+
+
+class DecoderCall(NamedTuple):
+    """What the call of a decoder gives its embedding.
+
+    Args:
+        context: embeddings of the tokens before those of the call, [B, up to K − 1, r]; None if there are none.
+        padding: [B, up to K − 1 + T], true where context and tokens are padding.
+    """
+
+    embedding: ConvolvedEmbedding
+    context: Tensor | None
+    padding: Tensor
+
+
+_call: ContextVar[DecoderCall | None] = ContextVar("call of a decoder in this thread", default=None)
 
 
 def convolve_embedding(decoder: TransformerDecoder, kernel: int) -> None:
@@ -56,15 +70,15 @@ def _extract_features(
 
     Padding counts as 0. (fairseq initialises its embedding to 0 and trains it if an output layer shares it.)
     """
-    embedding, read = decoder.project_in_dim, prev_output_tokens
+    embedding, read, context = decoder.project_in_dim, prev_output_tokens, None
     if incremental_state is not None:
         read = read[:, -embedding.kernel :]
         context = decoder.embed_scale * decoder.embed_tokens(read[:, :-1])
-        embedding.context = context if decoder.quant_noise is None else decoder.quant_noise(context)
-    embedding.padding = read.eq(decoder.padding_idx)
+        context = context if decoder.quant_noise is None else decoder.quant_noise(context)
+    token = _call.set(DecoderCall(embedding, context, read.eq(decoder.padding_idx)))
     try:
         return type(decoder).extract_features(
             decoder, prev_output_tokens, encoder_out, incremental_state, *others, **named
         )
     finally:
-        embedding.context = embedding.padding = None
+        _call.reset(token)

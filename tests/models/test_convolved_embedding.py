@@ -1,6 +1,7 @@
 """A language model's input embedding by convolution (``--embed-kernel``)."""
 
 import re
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -40,6 +41,21 @@ def test_it_is_the_convolution_of_equation_2():
     kernel = embedding.weight.view(5, 4, 3).transpose(1, 2)  # W_j for each j, side by side in W
     expected = F.conv1d(F.pad(x.transpose(1, 2), (3, 0)), kernel).transpose(1, 2)
     torch.testing.assert_close(embedding(x), expected)
+
+
+@torch.no_grad()
+def test_threads_that_call_one_model_get_their_own_outputs():
+    model = model_of("--embed-kernel", "3")
+    mine, other = torch.tensor([[5, 6, 7, 1]]), torch.tensor([[8, 9]])
+    expected = model(mine)[0]
+
+    def call_in_another_thread(module, args):
+        handle.remove()
+        (thread := threading.Thread(target=model, args=(other,))).start()
+        thread.join()
+
+    handle = model.decoder.project_in_dim.register_forward_pre_hook(call_in_another_thread)
+    torch.testing.assert_close(model(mine)[0], expected)
 
 
 @pytest.mark.parametrize("kernel, rank", [(2, 6), (4, 12), (20, 16)])
