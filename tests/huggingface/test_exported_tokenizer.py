@@ -83,3 +83,15 @@ def test_special_tokens_in_text_are_words_and_unknown_words_stay(tmp_path):
     assert tokenizer("a<pad>b c\u2028b").input_ids == [3, 3, 5, 2]
     assert tokenizer("a b").input_ids == [4, 5, 2]
     assert tokenizer.decode([2, 4, 3, 5, 2, 1], skip_special_tokens=True) == "a <unk> b"
+
+
+@pytest.mark.parametrize("starts_with", [None, "</s>"])
+def test_special_tokens_are_marked_and_added_tokens_decoded(starts_with, tmp_path):
+    (tmp_path / "vocab.json").write_text(json.dumps([*SPECIAL, "a", "b"]))
+    special = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    ends = {"starts_with": starts_with, "ends_with_eos": starts_with is None}
+    tokenizer = LowrankTokenizer(str(tmp_path / "vocab.json"), **special, **ends)
+    found = tokenizer("a b", return_special_tokens_mask=True)
+    assert found.special_tokens_mask == [int(number == 2) for number in found.input_ids] and len(found.input_ids) == 3
+    tokenizer.add_tokens(["new"])
+    assert tokenizer.decode(tokenizer("a new b").input_ids, skip_special_tokens=True) == "a new b"

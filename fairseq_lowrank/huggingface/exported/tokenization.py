@@ -96,6 +96,15 @@ class LowrankTokenizer(PreTrainedTokenizer):
         end: Any = [self.eos_token_id] if self.ends_with_eos else []
         return [*first, *token_ids_0, *(token_ids_1 or ()), *end]
 
+    def get_special_tokens_mask(
+        self, token_ids_0: list[int], token_ids_1: list[int] | None = None, already_has_special_tokens: bool = False
+    ) -> list[int]:
+        """Return 1 for each token of :meth:`build_inputs_with_special_tokens` that is not of a text, else 0."""
+        if already_has_special_tokens:
+            return super().get_special_tokens_mask(token_ids_0, token_ids_1, already_has_special_tokens)
+        count = len(token_ids_0) + len(token_ids_1 or ())
+        return [1] * (self.starts_with is not None) + [0] * count + [1] * self.ends_with_eos
+
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
         return self.source_text.decode(" ".join(tokens))
 
@@ -110,7 +119,8 @@ class LowrankTokenizer(PreTrainedTokenizer):
         ids: Iterable[int] = [token_ids] if isinstance(token_ids, int) else token_ids
         special: set[Any] = {self.bos_token_id, self.pad_token_id, self.eos_token_id}
         skipped = special if skip_special_tokens else set()
-        return self.convert_tokens_to_string([self.target_words[number] for number in ids if number not in skipped])
+        kept: Any = [number for number in ids if number not in skipped]
+        return self.convert_tokens_to_string(self.convert_ids_to_tokens(kept))
 
     def save_vocabulary(self, save_directory: str, filename_prefix: str | None = None) -> tuple[str, ...]:
         saved = []
