@@ -7,7 +7,8 @@ import pytest
 import torch
 from transformers.cache_utils import Cache, QuantizedLayer
 
-from fairseq_lowrank.huggingface.exported import LowrankConfig, LowrankForCausalLM
+from fairseq_lowrank.huggingface.exported import LowrankConfig, LowrankForCausalLM, LowrankForSeq2SeqLM
+from fairseq_lowrank.messages import UserError
 
 
 def language_model(**attention):
@@ -88,3 +89,22 @@ def test_parts_stay_float32_in_a_model_that_is_loaded_in_bfloat16(tmp_path):
     loaded = LowrankForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).decoder.layers[0].self_attn
     assert loaded.out_proj.weight.dtype == torch.bfloat16
     assert torch.equal(loaded.mixing.weight, weight) and loaded.mixing.weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_resized_translation_model_is_saved_whole_or_refused(shared, tmp_path):
+    sizes = {f"{stack}_{name}": 8 for stack in ("encoder", "decoder") for name in ("embed_dim", "ffn_embed_dim")}
+    heads = {f"{stack}_{name}": 2 for stack in ("encoder", "decoder") for name in ("attention_heads", "layers")}
+    words = {"vocab_size": 12, "source_vocab_size": 12, "decoder_input_dim": 8, "decoder_output_dim": 8}
+    tied = dict.fromkeys(("share_all_embeddings", "share_decoder_input_output_embed", "tie_word_embeddings"), shared)
+    model = LowrankForSeq2SeqLM(LowrankConfig(**sizes, **heads, **words, **tied)).eval()
+    model.resize_token_embeddings(12)
+    if not shared:
+        with pytest.raises(UserError, match=r"resize_token_embeddings\(14\): the source has 12 words"):
+            model.resize_token_embeddings(14)
+        return
+    model.resize_token_embeddings(14)
+    model.save_pretrained(tmp_path)
+    inputs = torch.tensor([[4, 13, 2]])
+    loaded = LowrankForSeq2SeqLM.from_pretrained(tmp_path)(inputs, labels=inputs).logits
+    torch.testing.assert_close(loaded, model(inputs, labels=inputs).logits)

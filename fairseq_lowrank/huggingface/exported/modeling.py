@@ -26,6 +26,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from fairseq_lowrank.huggingface.exported.attention import ATTENTION, LowrankAttention, build_attention
 from fairseq_lowrank.huggingface.exported.configuration import LowrankConfig
+from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.ops.attention.mask import hides
 
 
@@ -363,6 +364,26 @@ class LowrankGenerator(LowrankPreTrainedModel, GenerationMixin):
 
 class LowrankForSeq2SeqLM(LowrankGenerator):
     """An exported translation model."""
+
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Embedding:
+        """Change the number of words, of a model whose encoder, decoder and output have one matrix.
+
+        Raises:
+            UserError: the source and the target have separate matrices, so a number of words does not say which one changes.
+        """
+        config: Any = self.config
+        changes = new_num_tokens is not None and {config.source_vocab_size, config.vocab_size} != {new_num_tokens}
+        if not config.share_all_embeddings and (changes or pad_to_multiple_of is not None):
+            raise UserError(
+                f"resize_token_embeddings({new_num_tokens}): the source has {config.source_vocab_size} words, and the target "
+                f"{config.vocab_size} in another matrix. Keep the words, or train with --share-all-embeddings."
+            )
+        embeddings = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        if config.share_all_embeddings:
+            config.source_vocab_size = config.vocab_size
+        return embeddings
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """Return the inputs of the decoder ``[B, T]``: the labels after the start, with padding for ignored labels."""
