@@ -570,7 +570,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         unexpected: list[str],
         errors: list[str],
     ) -> None:
-        self.state_config.prepare(state_dict, prefix, local_metadata)
+        self.state_config.prepare(state_dict, prefix, local_metadata, self)
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
 
 

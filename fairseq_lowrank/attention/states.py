@@ -58,7 +58,7 @@ class AttentionConfigInStateDict:
                 name: value for name, value in self.config.items() if not _is_default_choice(name, value)
             }
 
-    def prepare(self, state_dict: dict[str, Tensor], prefix: str, metadata: dict[str, Any]) -> None:
+    def prepare(self, state_dict: dict[str, Tensor], prefix: str, metadata: dict[str, Any], layer: nn.Module) -> None:
         """Check that a state fits this layer, and give it the names and the parts of this layer.
 
         Raises:
@@ -74,27 +74,37 @@ class AttentionConfigInStateDict:
         listed = metadata.get("attention", {})
         refuse_unknown_options(listed, listed.keys() - AXES.keys() - self.config.keys())
         split_in_proj(state_dict, prefix)
-        self._fill_missing_parts(state_dict, prefix, saved)
+        self._fill_missing_parts(state_dict, prefix, saved, layer)
         for name in self.markers:  # older states and states of other code have none
             state_dict.setdefault(prefix + name, torch.zeros(1))
 
     # Not when fairseq upgrades a checkpoint: that is before it renumbers the layers that it keeps.
-    def _fill_missing_parts(self, state_dict: dict[str, Tensor], prefix: str, saved: StateConfig) -> None:
+    def _fill_missing_parts(
+        self, state_dict: dict[str, Tensor], prefix: str, saved: StateConfig, layer: nn.Module
+    ) -> None:
         """Give a state that never had a part this layer's initial one. Other missing tensors stay missing.
+
+        A state that lacks other parameters of the layer too, such as that of an adapter, says nothing of the part: the part stays.
 
         Args:
             saved: the configuration of the state. It is empty in states of other code, such as fairseq's; they never had parts
                 if they have no tensor of them.
         """
+        parameters, buffers = dict(layer.named_parameters()), dict(layer.named_buffers())
+        if any(
+            f"{prefix}{name}" not in state_dict for name in parameters if name.partition(".")[0] not in self.initial
+        ):
+            return
+        tensors = parameters | buffers  # a part that another library has wrapped has other names
         initial = {
-            axis: {f"{prefix}{axis}.{name}": tensor for name, tensor in tensors.items()}
-            for axis, tensors in self.initial.items()
+            axis: {f"{prefix}{axis}.{name}": value for name, value in values.items() if f"{axis}.{name}" in tensors}
+            for axis, values in self.initial.items()
         }
-        of_other_code = not saved and not any(state_dict.keys() & tensors.keys() for tensors in initial.values())
-        for axis, tensors in initial.items():
+        of_other_code = not saved and not any(state_dict.keys() & values.keys() for values in initial.values())
+        for axis, values in initial.items():
             if of_other_code or saved.get(axis) == AXES[axis].default:
-                for name, tensor in tensors.items():
-                    state_dict.setdefault(name, tensor.clone())
+                for name, value in values.items():
+                    state_dict.setdefault(name, value.clone())
 
 
 def record_initial_states(

@@ -33,6 +33,17 @@ def test_a_state_saved_without_mixing_gets_the_identity(preset):
     assert all(torch.equal(tensor, loaded[name]) for name, tensor in {**state, **start}.items())
 
 
+@pytest.mark.parametrize("preset", [*LEARNED, "gated"])
+def test_a_part_of_a_state_leaves_trained_parts_alone(preset):
+    layer = build_attention(preset, 12, 3)
+    layer.load_state_dict(trained(preset))
+    before = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
+    some = {name: torch.zeros_like(before[name]) for name in ("q_proj.weight", "q_proj.bias")}  # such as an adapter's
+    layer.load_state_dict(some, strict=False)
+    for name, tensor in layer.state_dict().items():
+        assert torch.equal(tensor, some.get(name, before[name])), name
+
+
 @pytest.mark.parametrize("preset", [*LEARNED, "avghead"])
 @pytest.mark.parametrize("assign", [False, True])
 def test_what_a_layer_held_before_does_not_enter_a_state_without_mixing(preset, assign):
