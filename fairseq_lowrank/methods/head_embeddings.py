@@ -38,6 +38,11 @@ class HeadEmbeddings(NoDecayModule):
             # Small against the projections (entries of order 1), yet enough to distinguish the heads.
             nn.init.normal_(embedding, std=0.02)
 
+    def forward(self, name: str) -> Tensor:
+        """Return the vectors ``[H, D]`` of queries, keys or values. Hooks before this call may bring them."""
+        embedding = getattr(self, name)
+        return embedding.clone() if self._forward_hooks else embedding
+
     def extra_repr(self) -> str:
         return f"{self.query.size(0)} heads of {self.query.size(1)}"
 
@@ -66,7 +71,7 @@ class HeadEmbeddingMul(SingleHeadProjection):
         return shared * (1 + embedding[:, None, :])
 
     def project_query(self, layer: Layer, query: Tensor) -> Tensor:
-        return self.embed(super().project_query(layer, query), layer.head_embeddings.query)
+        return self.embed(super().project_query(layer, query), layer.head_embeddings("query"))
 
     def attention_inputs(
         self,
@@ -77,14 +82,14 @@ class HeadEmbeddingMul(SingleHeadProjection):
         keep_row_constants: bool,
         rows_sum_to_one: bool,
     ) -> AttentionInputs:
-        return AttentionInputs(q * (1 + layer.head_embeddings.key[:, None, :]), states["key"], states["value"])
+        return AttentionInputs(q * (1 + layer.head_embeddings("key")[:, None, :]), states["key"], states["value"])
 
     def finalize_heads(self, layer: Layer, heads: Tensor, call: AttentionCall) -> Tensor:
-        return heads * (1 + layer.head_embeddings.value[:, None, :])
+        return heads * (1 + layer.head_embeddings("value")[:, None, :])
 
     def expand_values(self, layer: Layer, states: KeyValueStates) -> Tensor:
         values = states["value"]
-        embedded = self.embed(values, layer.head_embeddings.value)
+        embedded = self.embed(values, layer.head_embeddings("value"))
         return torch.where(self.embedded_keys(values)[..., None].bool(), embedded, values)
 
     def embedded_keys(self, keys: Tensor) -> Tensor:
@@ -147,22 +152,21 @@ class HeadEmbeddingAdd(HeadEmbeddingMul):
         k, v = states["key"], states["value"]
         embedded = self.embedded_keys(k)[..., None].expand(k.size(0), 1, -1, -1)
         if keep_row_constants or self.config.add_zero_attn:
-            shifts = (q * layer.head_embeddings.key[:, None, :]).sum(dim=-1, keepdim=True)
+            shifts = (q * layer.head_embeddings("key")[:, None, :]).sum(dim=-1, keepdim=True)
             q, k = torch.cat((q, shifts), dim=-1), torch.cat((k, embedded), dim=-1)
         if not rows_sum_to_one or self.config.add_zero_attn:
             v = torch.cat((v, embedded), dim=-1)
         return AttentionInputs(q, k, v)
 
     def finalize_heads(self, layer: Layer, heads: Tensor, call: AttentionCall) -> Tensor:
-        embeddings = layer.head_embeddings
         row_sums: Tensor | bool
         if heads.size(-1) > self.state_sizes["value"]:
             heads, row_sums = heads[..., :-1], heads[..., -1:]
         else:
             row_sums = call.mask.has_visible_key(heads.size(2), call.scores.shape[3], heads.device)
         # If softmax cancels the key embedding, its gradient is zero, yet distributed training waits for it.
-        unused = 0 * embeddings.key.sum()
-        return heads + (embeddings.value + unused)[:, None, :] * row_sums
+        unused = 0 * layer.head_embeddings("key").sum()
+        return heads + (layer.head_embeddings("value") + unused)[:, None, :] * row_sums
 
 
 register(

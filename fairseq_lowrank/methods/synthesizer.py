@@ -179,7 +179,8 @@ class DenseScores(Synthesizer):
         if training:  # an empty call runs the hooks of the module, such as quantisation noise
             synthesizer(synthesizer.weight.new_empty(0, self.projection.config.head_dim))
         weight, bias = synthesizer.weight, synthesizer.bias
-        if type(synthesizer) is not nn.Linear or synthesizer._forward_hooks:  # an adapter, or a quantised layer
+        called = synthesizer._forward_hooks or "forward" in vars(synthesizer)  # an offloaded layer has another forward
+        if type(synthesizer) is not nn.Linear or called:  # or an adapter, or a quantised layer
             weight, bias = linear_map(synthesizer, self.projection.config.head_dim, q)
         if self.unused_key_projection:
             # Distributed training waits for the gradient of every parameter: these get zeros.
@@ -224,7 +225,7 @@ class RandomScores(Synthesizer):
     def scores(
         self, layer: Layer, q: Tensor, values: Tensor, positions: Tensor | None, training: bool
     ) -> RandomSynthesizer:
-        weight, keys = layer.synthesizer.weight, values.size(2)
+        weight, keys = layer.synthesizer(), values.size(2)
         first = keys - q.size(2)
         if positions is None:
             return RandomSynthesizer(weight[:, first:keys, :keys], len(values))
@@ -242,6 +243,10 @@ class PairsOfPositions(nn.Module):
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=self.weight.size(-1) ** -0.5)
+
+    def forward(self) -> Tensor:
+        """Return R. Hooks before this call may bring it."""
+        return self.weight.clone() if self._forward_hooks else self.weight
 
     def extra_repr(self) -> str:
         heads, positions, _ = self.weight.shape

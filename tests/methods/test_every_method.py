@@ -72,6 +72,17 @@ def test_packed_documents_equal_documents_one_by_one(name, example, backend):
         torch.testing.assert_close(found, expected, atol=1e-11, rtol=1e-11)
 
 
+@torch.no_grad()
+@cases()
+def test_hooks_bring_the_weights_of_an_offloaded_layer(name, example):
+    accelerate = pytest.importorskip("accelerate")
+    layer, x = build(name, example).eval(), normal(4, BATCH, SIZE, seed=7)
+    expected, _ = layer(x, x, x, attn_mask=CAUSAL)
+    offloaded = accelerate.cpu_offload(copy.deepcopy(layer), execution_device=torch.device("cpu"))
+    found, _ = offloaded(x, x, x, attn_mask=CAUSAL)
+    torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize(("queries", "keys"), [(2, 5), (5, 2), (1, 4)])
 @cases(CROSS)
 def test_cross_attention_equals_the_formula(name, example, queries, keys):
