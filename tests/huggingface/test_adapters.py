@@ -1,5 +1,7 @@
 """Adapters of PEFT: mixing goes with them, and no load loses it in silence."""
 
+import copy
+
 import peft
 import pytest
 import torch
@@ -8,6 +10,7 @@ from transformers import AutoModelForSequenceClassification, BertConfig, BertFor
 
 from fairseq_lowrank.huggingface import apply_attention, load_adapter, peft_modules
 from fairseq_lowrank.huggingface.adapters import MARK
+from fairseq_lowrank.huggingface.exported import LowrankConfig, LowrankForCausalLM
 from fairseq_lowrank.messages import UserError
 
 IDS = torch.arange(9)[None]
@@ -102,3 +105,20 @@ def test_an_adapter_without_mixing_is_left_alone(base, tmp_path):
     peft.PeftModel.from_pretrained(of(base), tmp_path)
     with pytest.raises(UserError, match=r"no lowrank_attention\.json here.* Call apply_attention"):
         load_adapter(tmp_path)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("saved", [[], ["mixing"]])
+def test_an_adapter_of_an_exported_model_keeps_its_mixing(saved, tmp_path):
+    sizes = {f"decoder_{name}": 8 for name in ("embed_dim", "ffn_embed_dim", "input_dim", "output_dim")}
+    sizes |= {"vocab_size": 12, "decoder_layers": 1, "decoder_attention_heads": 2, "is_encoder_decoder": False}
+    exported = LowrankForCausalLM(LowrankConfig(decoder_attention={"mixing": "static"}, **sizes)).eval()
+    exported.decoder.layers[0].self_attn.mixing.weight.normal_()
+    lora = peft.LoraConfig(target_modules=["q_proj"], modules_to_save=saved, init_lora_weights=False)
+    model = peft.get_peft_model(copy.deepcopy(exported), lora).eval()
+    for name, parameter in model.named_parameters():
+        if "default" in name:
+            parameter.normal_()
+    model.save_pretrained(tmp_path)
+    loaded = peft.PeftModel.from_pretrained(exported, tmp_path).eval()
+    torch.testing.assert_close(loaded(IDS).logits, model(IDS).logits)
