@@ -108,3 +108,23 @@ def test_a_resized_translation_model_is_saved_whole_or_refused(shared, tmp_path)
     inputs = torch.tensor([[4, 13, 2]])
     loaded = LowrankForSeq2SeqLM.from_pretrained(tmp_path)(inputs, labels=inputs).logits
     torch.testing.assert_close(loaded, model(inputs, labels=inputs).logits)
+
+
+@pytest.mark.parametrize("before", [{}, {"mixing": "static"}])
+def test_parts_that_a_file_lacks_get_their_initial_values(before, tmp_path):
+    model, inputs = language_model(**before), torch.tensor([[4, 5, 6]])
+    for part in (getattr(layer.self_attn, "mixing", None) for layer in model.decoder.layers):
+        if part is not None:
+            torch.nn.init.normal_(part.weight)
+    model.save_pretrained(tmp_path)
+    config = LowrankConfig.from_pretrained(tmp_path)
+    config.decoder_attention = {"mixing": "positionwise", "head_output": "gate", "score_bias": "t5"}
+    loaded = LowrankForCausalLM.from_pretrained(tmp_path, config=config).eval()
+    torch.testing.assert_close(loaded(inputs).logits, model(inputs).logits)
+
+
+def test_weights_that_a_file_lacks_are_initialised(tmp_path):
+    model = language_model(score="relative", projection="head-embedding-mul")
+    model.save_pretrained(tmp_path, state_dict={"decoder.embed_tokens.weight": model.decoder.embed_tokens.weight})
+    for name, tensor in LowrankForCausalLM.from_pretrained(tmp_path).state_dict().items():
+        assert tensor.abs().max() < 5 and (tensor.any() or "bias" in name), name

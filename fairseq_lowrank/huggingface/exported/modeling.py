@@ -141,8 +141,27 @@ class LowrankPreTrainedModel(PreTrainedModel):
     _supports_flash_attn = True
     _supports_flex_attn = True
 
+    @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Do nothing: modules are initialised where they are built, and head mixing has to stay the identity."""
+        """Initialise what a file lacks, such as the mixing of a model that was saved without it.
+
+        A model that is built, and not loaded, is left alone: its modules are initialised where they are built.
+        """
+        if not any(map(is_loaded, self.parameters())):
+            return
+        reset: Any = getattr(module, "reset_parameters", None)
+        if reset is None or isinstance(module, (nn.Linear, nn.Embedding, nn.LayerNorm)):
+            super()._init_weights(module)
+            return
+        loaded = {tensor: tensor.clone() for tensor in (*module.parameters(), *module.buffers()) if is_loaded(tensor)}
+        reset()  # of attention or of one of its parts
+        for tensor, value in loaded.items():
+            tensor.copy_(value)
+
+
+def is_loaded(tensor: Tensor) -> bool:
+    """Return True if ``from_pretrained`` has read a tensor from a file."""
+    return getattr(tensor, "_is_hf_initialized", False)
 
 
 class LowrankStack(LowrankPreTrainedModel):
