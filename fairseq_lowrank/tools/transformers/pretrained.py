@@ -32,6 +32,7 @@ from fairseq_lowrank.huggingface import (
 )
 from fairseq_lowrank.huggingface.added import mixing_tensors, parts_of
 from fairseq_lowrank.huggingface.choice import chosen_axes, open_axes
+from fairseq_lowrank.huggingface.exported import LowrankConfig
 from fairseq_lowrank.huggingface.models import head_sizes
 from fairseq_lowrank.huggingface.saving import recorded_attention
 from fairseq_lowrank.messages import FlagError
@@ -64,6 +65,10 @@ def load(folder: Path, *, weights: bool = True) -> PreTrainedModel:
         raise FlagError("--transformers", folder, "no config.json here", "Give a folder that from_pretrained reads.")
     with reading(folder):
         config = AutoConfig.from_pretrained(**source)
+    if isinstance(config, LowrankConfig):
+        reason = "it is an exported model, whose attention is not that of transformers"
+        raise FlagError("--transformers", folder, reason, "Give the checkpoint of fairseq from which it was exported.")
+    with reading(folder):
         classes = (getattr(transformers, name, None) for name in config.architectures or ())
         kind: Any = next(filter(None, classes), AutoModelForCausalLM if is_gguf(folder) else AutoModel)
         if weights:

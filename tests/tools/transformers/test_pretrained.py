@@ -14,6 +14,7 @@ from transformers_families import build
 
 from fairseq_lowrank import cli
 from fairseq_lowrank.huggingface import apply_attention, mixing_state, save_attention
+from fairseq_lowrank.huggingface.exported import LowrankConfig
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.tools.transformers import pretrained
 from fairseq_lowrank.tools.transformers.subject import TransformersSubject
@@ -231,6 +232,12 @@ def test_folders_that_cannot_be_read_are_refused(tmp_path):
     transformers.XLNetConfig(d_model=32, n_layer=1, n_head=4, vocab_size=9).save_pretrained(tmp_path / "xlnet")
     with pytest.raises(UserError, match="computes its attention itself"):
         pretrained.load(tmp_path / "xlnet", weights=False)
+
+
+def test_exported_models_are_refused_by_name(tmp_path):
+    LowrankConfig().save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"it is an exported model.* Give the checkpoint of fairseq"):
+        pretrained.load(tmp_path)
 
 
 def test_missing_weights_of_attention_are_refused(tmp_path):
