@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import shutil
 import sys
 from pathlib import Path
 
@@ -98,6 +99,8 @@ def changes(argv: list[str]) -> list[str]:
 def prepare(args: argparse.Namespace) -> Path:
     """Prepare the corpus of `args` if it does not exist, and return its folder."""
     with locked(args.output):
+        for part in args.output.glob("*.part"):  # of a process that was killed, because no other one has the lock
+            shutil.rmtree(part) if part.is_dir() else part.unlink()
         check_settings(args)
         if PIECES_OF in args.corpus.arguments:
             check_pieces(args)
