@@ -115,14 +115,15 @@ def attention_forward(
         hidden = ~hidden
     parts = [*parts_of(module).values()]
     for part in parts:  # a part whose weights were moved by hooks may compute on another device
+        if any(one._forward_pre_hooks or hasattr(one, "_hf_hook") for one in part.modules()):
+            continue  # hooks before the part, such as those of FSDP and of offloading, bring the tensors themselves
         tensors = (*part.parameters(), *part.buffers())
         if any(tensor.is_meta for tensor in tensors) and not query.is_meta:
             raise UserError(
                 f"{type(module).__name__}: its {type(declared(part)).__name__} is on the meta device, so it has no values. "
                 "Load them with load_attention, or call to_empty and the reset_parameters of this part."
             )
-        # hooks before the part, such as those of FSDP, bring the tensors themselves
-        if any(tensor.device != query.device for tensor in tensors) and not part._forward_pre_hooks:
+        if any(tensor.device != query.device for tensor in tensors):
             part.to(query.device)
     if added.config is not None and added.config.num_heads != query.size(1):
         raise UserError(

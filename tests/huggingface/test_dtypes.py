@@ -125,6 +125,17 @@ def test_mixing_is_where_a_layer_computes_and_not_where_its_weights_rest():
     torch.testing.assert_close(model(input_ids=TOKENS).logits, expected, atol=1e-5, rtol=0)
 
 
+@torch.no_grad()
+def test_hooks_bring_mixing_that_was_offloaded():
+    from accelerate import cpu_offload
+
+    for preset in usable():
+        model = apply_attention(build("llama"), preset)
+        expected = model(input_ids=TOKENS).logits
+        offloaded = cpu_offload(model, execution_device=torch.device("cpu"))
+        torch.testing.assert_close(offloaded(input_ids=TOKENS).logits, expected, msg=preset)
+
+
 @pytest.mark.usefixtures("small_heap")
 @pytest.mark.parametrize("preset", usable())
 def test_a_model_keeps_nothing_of_a_call(preset):
