@@ -20,12 +20,14 @@ docs/long-trainings.md has a script for Slurm.
 """
 
 import argparse
+import contextlib
 import os
 import shlex
 import signal
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from fairseq_lowrank.messages import FlagError, UserError
@@ -55,18 +57,36 @@ def run(args: argparse.Namespace) -> int:
     print(shlex.join(command), flush=True)
     if args.dry_run:
         return 0
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers(args))))
-    with tempfile.TemporaryDirectory() as ended:
-        os.environ |= {
-            "LOWRANK_LAUNCHER": str(os.getpid()),
-            "LOWRANK_LAUNCHED": str(time.time()),
-            "LOWRANK_ENDED": ended,
-        }
-        os.environ.setdefault("PET_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1")
-        os.environ.setdefault("PET_SHUTDOWN_TIMEOUT", "600")  # seconds to finish an update and save it
-        if args.max_restarts:  # the workers of an earlier start leave their addresses in a store that is shared
-            os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    with tempfile.TemporaryDirectory() as ended, environment(variables(args, ended)):
         return run_workers(command[command.index(TORCHRUN) + 1 :], Path(ended), workers(args))
+
+
+def variables(args: argparse.Namespace, ended: str) -> dict[str, str]:
+    """Return the environment variables of the workers. A variable of the user's that torchrun reads stays as it is."""
+    own = {"LOWRANK_LAUNCHER": str(os.getpid()), "LOWRANK_LAUNCHED": str(time.time()), "LOWRANK_ENDED": ended}
+    defaults = {
+        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // workers(args))),
+        "PET_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
+        "PET_SHUTDOWN_TIMEOUT": "600",  # seconds to finish an update and save it
+    }
+    if args.max_restarts:  # the workers of an earlier start leave their addresses in a store that is shared
+        defaults["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    return own | {name: value for name, value in defaults.items() if name not in os.environ}
+
+
+@contextlib.contextmanager
+def environment(variables: dict[str, str]) -> Iterator[None]:
+    """Set environment variables while the block runs: a later training of this process is not one of these workers."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ |= variables
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def run_workers(words: list[str], ended: Path, count: int) -> int:

@@ -219,6 +219,19 @@ def launch(capsys, *arguments) -> list[str]:
     return capsys.readouterr().out.split()
 
 
+def test_the_environment_of_workers_ends_with_them(monkeypatch):
+    before, seen = dict(os.environ), {}
+
+    def run(words, ended, count):
+        seen.update(os.environ)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fairseq_lowrank.cli.launch.run_workers", run)
+    assert cli.main(["launch", "--workers", "2", "--", "fairseq-train", "data", "--cpu"]) == 130
+    assert seen.items() - before.items() and seen["LOWRANK_LAUNCHER"] == str(os.getpid())
+    assert dict(os.environ) == before  # else a training of this process would resume what these workers saved
+
+
 def test_the_command_is_torchrun_with_the_plugin(capsys):
     command = launch(capsys, "--workers", "2", "--", "/some/where/fairseq-train", "data", "--cpu")
     assert command[1:6] == ["-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node"]
