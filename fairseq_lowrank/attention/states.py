@@ -91,9 +91,8 @@ class AttentionConfigInStateDict:
                 if they have no tensor of them.
         """
         parameters, buffers = dict(layer.named_parameters()), dict(layer.named_buffers())
-        if any(
-            f"{prefix}{name}" not in state_dict for name in parameters if name.partition(".")[0] not in self.initial
-        ):
+        own = [f"{prefix}{name}" for name in parameters if name.partition(".")[0] not in self.initial]
+        if not state_dict.keys() >= {*own}:
             return
         tensors = parameters | buffers  # a part that another library has wrapped has other names
         initial = {
@@ -104,7 +103,8 @@ class AttentionConfigInStateDict:
         for axis, values in initial.items():
             if of_other_code or saved.get(axis) == AXES[axis].default:
                 for name, value in values.items():
-                    state_dict.setdefault(name, value.clone())
+                    like = state_dict[own[0]] if own else value  # a quantised layer has no parameters
+                    state_dict.setdefault(name, value.to(like.device, copy=True))
 
 
 def record_initial_states(

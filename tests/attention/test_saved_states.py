@@ -64,6 +64,12 @@ def test_what_a_layer_held_before_does_not_enter_a_state_without_mixing(preset, 
         assert torch.equal(layer.mixing.weight, expected["mixing.weight"])
 
 
+def test_parts_that_a_state_lacks_are_on_its_device():
+    layer = build_attention("mixhead-a", 12, 3)
+    layer.load_state_dict({name: tensor.to("meta") for name, tensor in trained("mha").items()}, assign=True)
+    assert {parameter.device.type for parameter in layer.parameters()} == {"meta"}
+
+
 def test_a_layer_without_values_draws_no_number():
     torch.manual_seed(1)
     build_attention("mixhead-random", 12, 3, device="meta")
