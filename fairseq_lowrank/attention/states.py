@@ -92,7 +92,7 @@ class AttentionConfigInStateDict:
         """
         parameters, buffers = dict(layer.named_parameters()), dict(layer.named_buffers())
         own = [f"{prefix}{name}" for name in parameters if name.partition(".")[0] not in self.initial]
-        if not state_dict.keys() >= {*own}:
+        if not own or not state_dict.keys() >= {*own}:  # a quantised layer has no parameters
             return
         tensors = parameters | buffers  # a part that another library has wrapped has other names
         initial = {
@@ -103,8 +103,7 @@ class AttentionConfigInStateDict:
         for axis, values in initial.items():
             if of_other_code or saved.get(axis) == AXES[axis].default:
                 for name, value in values.items():
-                    like = state_dict[own[0]] if own else value  # a quantised layer has no parameters
-                    state_dict.setdefault(name, value.to(like.device, copy=True))
+                    state_dict.setdefault(name, value.to(state_dict[own[0]].device, copy=True))
 
 
 def record_initial_states(
