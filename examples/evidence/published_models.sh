@@ -2,8 +2,8 @@
 # What: Which directions do the heads of trained models use? It measures models on two texts and trains nothing.
 # Table: An experiment of this project: docs/evidence/published-models.md.
 # Result: Lines of `fairseq-lowrank measure` on WikiText-2 (test) and on film reviews.
-# Time: Next to other work, in one thread: 57 minutes for an encoder of 22M parameters at 64x512, and 19 minutes for a decoder of
-#   135M at quick16x512. Longer rows of a decoder take hours.
+# Time: Next to other work, in one thread: 57 minutes for an encoder of 22M parameters at 64x512, and 9 minutes for a text with a
+#   decoder of 135M at quick16x512. Longer rows of a decoder take hours.
 # Our choice: 512 tokens a sequence: first 64 of them with single layers, then 256 without. 64 sequences or fewer have single
 #   layers. For a decoder of 30 layers and 135M parameters, 14x128 has about 2,000 passes of half a second each in one thread.
 #

@@ -30,7 +30,7 @@ from torch import Tensor
 from experiments.controlled import matrices, nearest_point, recall
 from experiments.controlled.runs import Journal, Method, origin_here
 from experiments.engine import refuse_dirty
-from fairseq_lowrank.files import regular_file
+from fairseq_lowrank.files import regular_file, write_lines
 from fairseq_lowrank.tools.measuring.layers import LayerSubject
 from fairseq_lowrank.tools.measuring.measurement import measure
 from fairseq_lowrank.tools.measuring.subject import BITS, Metric
@@ -322,8 +322,7 @@ def append(path: Path, line: dict) -> None:
 def replace(path: Path, line: dict) -> None:
     """Append a line to a file, and remove earlier lines of the same model and seed."""
     kept = [one for one in read(path) if (one["model"], one["seed"]) != (line["model"], line["seed"])]
-    path.write_text("".join(json.dumps(one) + "\n" for one in kept))
-    append(path, line)
+    write_lines(path, map(json.dumps, [*kept, line | origin_here()]))
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -157,7 +157,7 @@ def test_head_embeddings_end_behind_as_recorded():
 
 def test_needs_of_published_models_are_those_of_the_records():
     lines = [json.loads(line) for line in (RESULTS / "evidence-published-models.jsonl").read_text().splitlines()]
-    for model, tolerance in (("all-MiniLM-L6-v2", 0.002), ("SmolLM2-135M-Instruct", 0.01), ("gemma-3-270m", 0.01)):
+    for model, tolerance in (("all-MiniLM-L6-v2", 0.002), ("SmolLM2-135M-Instruct", 0.002), ("gemma-3-270m", 0.01)):
         row = (model, "quick16x512", tolerance)
         rows = [line for line in lines if (line["model"], line["setting"], line["tolerance"]) == row]
         assert {line["text"] for line in rows} == {"wikitext-2", "film-reviews"}
