@@ -73,9 +73,9 @@ class Progress:
             done = f"{self.done:,} {self.unit} in " if self.done else ""
             return f"{self.label}: {done}{elapsed:.0f} s" + ("" if done else " so far")
         text = f"{self.label}: {self.done:,} of {'about ' if self.rough else ''}{self.total:,} {self.unit} in {elapsed:.0f} s"
-        if not self.done:
+        if not 0 < self.done <= self.total:  # nothing is known yet, or a rough total was too small
             return text
-        return f"{text}, about {max(0, self.total - self.done) * elapsed / self.done:.0f} s left"
+        return f"{text}, about {(self.total - self.done) * elapsed / self.done:.0f} s left"
 
     def _tell(self) -> None:
         while not self.ended.wait(INTERVAL):
