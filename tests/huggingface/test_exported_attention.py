@@ -91,13 +91,17 @@ def test_parts_stay_float32_in_a_model_that_is_loaded_in_bfloat16(tmp_path):
     assert torch.equal(loaded.mixing.weight, weight) and loaded.mixing.weight.dtype == torch.float32
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_a_resized_translation_model_is_saved_whole_or_refused(shared, tmp_path):
+def translation_model(shared=False, **attention):
     sizes = {f"{stack}_{name}": 8 for stack in ("encoder", "decoder") for name in ("embed_dim", "ffn_embed_dim")}
     heads = {f"{stack}_{name}": 2 for stack in ("encoder", "decoder") for name in ("attention_heads", "layers")}
     words = {"vocab_size": 12, "source_vocab_size": 12, "decoder_input_dim": 8, "decoder_output_dim": 8}
     tied = dict.fromkeys(("share_all_embeddings", "share_decoder_input_output_embed", "tie_word_embeddings"), shared)
-    model = LowrankForSeq2SeqLM(LowrankConfig(**sizes, **heads, **words, **tied)).eval()
+    return LowrankForSeq2SeqLM(LowrankConfig(**sizes, **heads, **words, **tied, **attention)).eval()
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_resized_translation_model_is_saved_whole_or_refused(shared, tmp_path):
+    model = translation_model(shared)
     model.resize_token_embeddings(12)
     if not shared:
         with pytest.raises(UserError, match=r"resize_token_embeddings\(14\): the source has 12 words"):
@@ -123,8 +127,13 @@ def test_parts_that_a_file_lacks_get_their_initial_values(before, tmp_path):
     torch.testing.assert_close(loaded(inputs).logits, model(inputs).logits)
 
 
-def test_weights_that_a_file_lacks_are_initialised(tmp_path):
-    model = language_model(score="relative", projection="head-embedding-mul")
-    model.save_pretrained(tmp_path, state_dict={"decoder.embed_tokens.weight": model.decoder.embed_tokens.weight})
-    for name, tensor in LowrankForCausalLM.from_pretrained(tmp_path).state_dict().items():
+@pytest.mark.parametrize("kept", [(), ("decoder.embed_tokens.weight",)])
+@pytest.mark.parametrize("translates", [False, True])
+def test_weights_that_a_file_lacks_are_initialised(kept, translates, monkeypatch):
+    attention = {"score": "relative", "projection": "head-embedding-mul"}
+    model = translation_model(encoder_attention=attention) if translates else language_model(**attention)
+    read = {name: model.state_dict()[name] for name in kept}
+    empty_like = torch.empty_like
+    monkeypatch.setattr(torch, "empty_like", lambda *args, **others: empty_like(*args, **others).fill_(1e6))
+    for name, tensor in type(model).from_pretrained(None, config=model.config, state_dict=read).state_dict().items():
         assert tensor.abs().max() < 5 and (tensor.any() or "bias" in name), name

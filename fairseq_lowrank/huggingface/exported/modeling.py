@@ -141,14 +141,13 @@ class LowrankPreTrainedModel(PreTrainedModel):
     _supports_flash_attn = True
     _supports_flex_attn = True
 
+    def init_weights(self) -> None:
+        """Tie the weights of a model that is built: its modules are initialised where they are built."""
+        self.tie_weights(recompute_mapping=False)
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialise what a file lacks, such as the mixing of a model that was saved without it.
-
-        A model that is built, and not loaded, is left alone: its modules are initialised where they are built.
-        """
-        if not any(map(is_loaded, self.parameters())):
-            return
+        """Initialise what a file lacks, such as the mixing of a model that was saved without it."""
         reset: Any = getattr(module, "reset_parameters", None)
         if reset is None or isinstance(module, (nn.Linear, nn.Embedding, nn.LayerNorm)):
             super()._init_weights(module)
