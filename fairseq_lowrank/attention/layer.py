@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from fairseq_lowrank.attention.inputs import check_dtype, check_layout, check_te
 from fairseq_lowrank.attention.masks import CAUSAL, attention_mask, repeat_heads, split_key_padding
 from fairseq_lowrank.attention.states import AttentionConfigInStateDict, StateConfig, record_initial_states
 from fairseq_lowrank.attention.torch_module import TorchMHACompat, refuse_torchscript
-from fairseq_lowrank.attention.watching import RegularizerInput, changed_call, regulariser_of
+from fairseq_lowrank.attention.watching import changed_call
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct
 from fairseq_lowrank.ops.attention import check_backend, check_device, compute, reference
@@ -43,6 +43,22 @@ from fairseq_lowrank.parts.projection import KeyValueStates, merge_heads
 from fairseq_lowrank.parts.stages import NO_CONTEXT, FilledSteps, Steps, declared, run, take_step
 
 
+class RegularizerInput(NamedTuple):
+    """A forward pass of a layer, for its ``regulariser``, which returns the heads to continue with.
+
+    Args:
+        layer: the layer.
+        call: what was computed.
+        heads: ``[B, H, T, .]``, the result.
+        query_padding: ``[B, T]`` bool, true at queries that are padding; ``None`` also in cross attention, which does not know it.
+    """
+
+    layer: MultiheadAttention
+    call: AttentionCall
+    heads: Tensor
+    query_padding: Tensor | None
+
+
 class MultiheadAttention(TorchMHACompat, LayerParts):
     """Multi-head attention composed from a configuration.
 
@@ -59,6 +75,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         wrap_projection: applied to each projection when it is built, e.g. fairseq's ``quant_noise``; by default nothing is.
 
     Attributes:
+        regulariser: sees the heads of every forward pass, see :class:`RegularizerInput`.
         beam_size: how many hypotheses in a row may share the keys of one batch entry.
 
     Raises:
@@ -90,6 +107,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         self.encoder_decoder_attention = config.encoder_decoder_attention
         self.add_zero_attn, self.batch_first, self.backend = config.add_zero_attn, config.batch_first, config.backend
         self.cache = IncrementalCache()
+        self.regulariser: Callable[[RegularizerInput], Tensor] | None = None
         self.dropout_module = dropout if isinstance(dropout, nn.Module) else AttentionDropout(dropout)
         check_rate("dropout", self.dropout_module.p)
 
@@ -333,16 +351,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
             mask = mask.replace(key_padding=None) if is_right_padding(mask.key_padding) else mask
         dropout = children["dropout_module"]
         dropout_p = dropout.p if self.training or getattr(dropout, "apply_during_inference", False) else 0.0
-        regularise = regulariser_of(self)
-        call = self._call(
-            filled,
-            q,
-            states,
-            mask,
-            dropout_p=dropout_p,
-            need_weights=need_weights,
-            compares_heads=regularise is not None,
-        )
+        call = self._call(filled, q, states, mask, dropout_p=dropout_p, need_weights=need_weights)
 
         def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
             if check:
@@ -351,8 +360,8 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
             if need_weights and self.backend != "auto":
                 check_device(self.backend, call)  # fused kernels have no weights, so another backend computes them
             heads, weights = compute(call, "auto" if need_weights else self.backend)
-            if regularise is not None:
-                heads = regularise(RegularizerInput(self, call, heads, query_padding))
+            if self.regulariser is not None:
+                heads = self.regulariser(RegularizerInput(self, call, heads, query_padding))
             heads = self.projection.finalize_heads(self, heads, call)
             if heads.size(1) != self._score_heads:
                 heads = heads.expand(-1, self._score_heads, -1, -1)
@@ -459,13 +468,12 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         dropout_p: float = 0.0,
         need_weights: bool = False,
         training: bool | None = None,
-        compares_heads: bool = False,
     ) -> AttentionCall:
         """Build the call without its parts. If ``keep_row_constants``, scores keep terms that the activation would cancel."""
         # One query for all heads attends once, as its heads are copies of each other. Dropout, per-head masks and parts make
         # them different; mixing and regularisers compare them.
         if q.size(1) != self._score_heads and (
-            "call" in filled.steps or dropout_p or mask.differs_by_head or compares_heads
+            "call" in filled.steps or dropout_p or mask.differs_by_head or self.regulariser is not None
         ):
             q = q.expand(-1, self._score_heads, -1, -1)
         # Mixing reads the queries before they are turned.

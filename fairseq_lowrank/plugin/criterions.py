@@ -11,7 +11,6 @@ So this works with ``--checkpoint-activations``, which runs the forward pass of 
 nothing else of the first one.
 """
 
-import contextlib
 import dataclasses
 import functools
 import inspect
@@ -33,7 +32,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 from torch import Tensor, nn
 
 from fairseq_lowrank.attention import AttentionConfig, AttentionSpec, MultiheadAttention
-from fairseq_lowrank.attention.watching import RegularizerInput, regularise_recomputed, regularising
+from fairseq_lowrank.attention.layer import RegularizerInput
 from fairseq_lowrank.messages import UserError, flag_name
 from fairseq_lowrank.ops.activation import at_least_float32
 from fairseq_lowrank.ops.penalties import head_overlap, mixing_orthogonality
@@ -125,7 +124,7 @@ def _learns(mixing: Mixing | type[Mixing] | None) -> bool:
 
 
 class Penalties:
-    """The penalties of one forward pass and its backward pass, and the regulariser of its layers.
+    """The penalties of one forward pass and its backward pass; the layers' ``regulariser`` during that time.
 
     Args:
         weights: λ by name, of the penalties to compute.
@@ -136,19 +135,27 @@ class Penalties:
         self.weights, self.layers = weights, layers
         self.passes: Counter[MultiheadAttention] = Counter()
         self._sums: dict[tuple[str, MultiheadAttention], Tensor] = {}
+        self.recording = False
         self.gradient: Tensor | None = None
-        """From the backward pass on, the gradient of the objective with respect to Σ λ R."""
-        self._recomputed: object = None
+        """During the backward pass, the gradient of the objective with respect to Σ λ R."""
         self._query_padding: Tensor | None = None
 
-    def recording(self) -> contextlib.AbstractContextManager[None]:
-        """Let the layers compute their penalties in this thread, while the context is open."""
-        return regularising(dict.fromkeys(self.layers, self))
+    def __enter__(self) -> "Penalties":
+        self.recording = True
+        for layer in self.layers:
+            layer.regulariser = self
+        return self
 
-    def begin_backward(self, gradient: Tensor) -> None:
-        """Let layers that the backward pass computes again compute their penalties again."""
-        self.gradient = gradient
-        self._recomputed = regularise_recomputed(dict.fromkeys(self.layers, self))
+    def __exit__(self, error: type | None, *_) -> None:
+        self.recording = False
+        if error or not torch.is_grad_enabled():
+            self.release()
+
+    def release(self) -> None:
+        """Detach this object from the layers, after the backward pass or if there is none."""
+        self.gradient = None
+        for layer in self.layers:
+            layer.regulariser = None
 
     @property
     def values(self) -> dict[str, Tensor]:
@@ -169,19 +176,16 @@ class Penalties:
         if layer.encoder_decoder_attention:
             query_padding = self._query_padding
         self._query_padding = query_padding
-        recomputes = self.gradient is not None  # the second forward pass of a checkpointed layer
-        if recomputes and not torch.is_grad_enabled():
-            raise UserError(
-                "penalties with activation checkpointing of layers inside of layers: the inner ones would lose their penalties. "
-                "Checkpoint each layer once."
-            )
+        # A forward pass while recording is the first; one in the backward pass is a checkpointed layer's second.
+        if not self.recording and self.gradient is None:
+            return heads
         values = {}
         if "mixing_orthogonality" in self.weights and _learns(layer.mixing) and call.prob_mixing is not None:
             values["mixing_orthogonality"] = mixing_orthogonality(call.prob_mixing, query_padding).mean()
         if names := [name for name in _SPACES if name in self.weights]:
             overlap = head_overlap(call, [_SPACES[name] for name in names], query_padding)
             values |= zip(names, overlap.mean(dim=1), strict=True)
-        if not recomputes:
+        if self.recording:
             self.passes[layer] += 1
             for name, value in values.items():
                 self._sums[name, layer] = self._sums.get((name, layer), 0) + value.detach()
@@ -215,7 +219,8 @@ class _PenalisedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        ctx.penalties.begin_backward(at_least_float32(grad).sum() * ctx.sample_size)
+        ctx.penalties.gradient = at_least_float32(grad).sum() * ctx.sample_size
+        torch.autograd.Variable._execution_engine.queue_callback(ctx.penalties.release)
         return grad, None, None
 
 
@@ -283,8 +288,7 @@ class RegularisedCriterion(criterions.FairseqCriterion):
                     _require_probabilities({axis: declared(part) for axis, part in parts_of(layer).items()})
         if not self.penalty_weights:
             return super().forward(model, sample, *args, **kwargs)
-        penalties = Penalties(self.penalty_weights, self.check_model(model))
-        with penalties.recording():
+        with Penalties(self.penalty_weights, self.check_model(model)) as penalties:
             loss, sample_size, logging_output = super().forward(model, sample, *args, **kwargs)
         # Without reduction the loss has a value for each token, and the penalties belong to none of them.
         if loss.numel() == 1:

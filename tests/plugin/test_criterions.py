@@ -3,7 +3,6 @@
 import argparse
 import copy
 import re
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion, CrossEntropyCriterionConfig
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.logging import metrics
-from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from fairseq.trainer import Trainer
 from tiny_transformer import SIZES, arguments, build, make_task, preset_flags, sentences, shake
 from torch import nn
@@ -234,6 +232,7 @@ def test_checkpointed_activations_change_no_gradient_and_no_value(task, sample, 
         model = build_model(task, "--attention", preset, *extra)
         loss, _, log = criterion(model, sample)
         results.append((loss.detach(), log, gradients(model, loss)))
+        assert all(layer.regulariser is None for layer in criterion.check_model(model))
     (loss, log, expected), (other_loss, other_log, actual) = results
     torch.testing.assert_close(other_loss, loss)
     for name in log.keys() & WEIGHTS.keys():
@@ -293,59 +292,24 @@ def test_without_weights_nothing_is_computed_and_fairseqs_own_loss_is_returned(t
     assert_same(gradients(model, loss), gradients(model, own_loss), rtol=0, atol=0)
 
 
-def test_penalties_belong_to_one_forward_and_backward_pass(task, sample):
+def test_penalties_leave_no_trace_once_they_are_done(task, sample):
     model, criterion = build_model(task, "--attention", "mixhead-b"), build_criterion(task, *ALL)
     before = set(model.state_dict())
-    expected = gradients(model, criterion(model, sample)[0])
-    plain = gradients(model, model(**sample["net_input"])[0].sum())
+    layers = criterion.check_model(model)
+    with torch.no_grad():
+        criterion(model, sample)
+    assert all(layer.regulariser is None for layer in layers)
     loss, _, _ = criterion(model, sample)
     # another pass, between its forward and backward pass
-    assert_same(gradients(model, model(**sample["net_input"])[0].sum()), plain, rtol=0, atol=0)
-    assert_same(gradients(model, loss), expected)
+    other = model(**sample["net_input"])[0].sum()
+    plain = gradients(model, other)
+    loss.backward()
+    assert all(layer.regulariser is None for layer in layers)
     assert_same(gradients(model, model(**sample["net_input"])[0].sum()), plain, rtol=0, atol=0)
     with pytest.raises(TypeError):
         criterion(model, {**sample, "net_input": {}})
-    assert_same(gradients(model, model(**sample["net_input"])[0].sum()), plain, rtol=0, atol=0)
+    assert all(layer.regulariser is None for layer in layers)
     assert set(copy.deepcopy(model).state_dict()) == before
-
-
-def test_threads_that_train_one_model_have_their_own_penalties(task, sample):
-    model, criterion = build_model(task, "--attention", "mixhead-b"), build_criterion(task, *ALL)
-    other = make_sample(task, 4, 4)
-    expected = [criterion(model, batch)[2] for batch in (sample, other)]
-    found = []
-
-    def train_in_another_thread(module, args):
-        handle.remove()
-        with ThreadPoolExecutor(1) as pool:
-            found.append(pool.submit(criterion, model, other).result()[2])
-
-    handle = model.decoder.layers[0].register_forward_pre_hook(train_in_another_thread)
-    found.insert(0, criterion(model, sample)[2])
-    for one, log in zip(found, expected, strict=True):
-        assert {name: one[name] for name in WEIGHTS} == {name: log[name] for name in WEIGHTS}
-
-
-CHECKPOINTED = ("--attention", "mixhead-b", "--checkpoint-activations")
-
-
-def test_checkpointed_passes_may_end_in_any_order_and_thread(task, sample):
-    model, criterion = build_model(task, *CHECKPOINTED), build_criterion(task, *ALL)
-    batches = sample, make_sample(task, 4, 4)
-    expected = [gradients(model, criterion(model, batch)[0]) for batch in batches]
-    losses = [criterion(model, batch)[0] for batch in batches]
-    for loss, gradient in zip(losses, expected, strict=True):
-        with ThreadPoolExecutor(1) as pool:  # as on a GPU
-            assert_same(pool.submit(gradients, model, loss).result(), gradient)
-
-
-def test_checkpointed_penalties_that_would_be_lost_are_refused(task, sample):
-    model, criterion = build_model(task, *CHECKPOINTED), build_criterion(task, *ALL)
-    with pytest.raises(UserError, match="one backward pass of two losses"):
-        (criterion(model, sample)[0] + criterion(model, sample)[0]).backward()
-    checkpoint_wrapper(model.encoder.layers[0].self_attn)
-    with pytest.raises(UserError, match="layers inside of layers"):
-        criterion(model, sample)[0].backward()
 
 
 def test_layers_that_are_dropped_add_nothing(task, sample):
