@@ -49,7 +49,9 @@ def wide_defaults() -> Iterator[None]:
 
 
 class NoDecayModule(nn.Module):
-    """A module whose parameters keep their ``optim_overrides`` in copies: ``copy.deepcopy`` of a parameter drops them.
+    """A module whose parameters keep their ``optim_overrides`` when torch replaces them.
+
+    ``copy.deepcopy``, ``load_state_dict(assign=True)`` and ``to_empty`` make new parameters without them.
 
     Attributes:
         keeps_float32: the tensors are float32 or wider when a model around them is made half precision.
@@ -63,15 +65,28 @@ class NoDecayModule(nn.Module):
             narrowed = result.is_floating_point() and result.element_size() < 4 <= tensor.element_size()
             return tensor.to(result.device, torch.float32) if narrowed else result
 
-        return super()._apply(moved if self.keeps_float32 else fn, recurse)
+        overrides = self._overrides()
+        super()._apply(moved if self.keeps_float32 else fn, recurse)
+        self._set_overrides(overrides)
+        return self
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        overrides = self._overrides()
+        super()._load_from_state_dict(*args)
+        self._set_overrides(overrides)
+
+    def _overrides(self) -> dict[str, Any]:
+        return {name: vars(parameter).get("optim_overrides") for name, parameter in self.named_parameters()}
+
+    def _set_overrides(self, overrides: dict[str, Any]) -> None:
+        for name, parameter in self.named_parameters():
+            if overrides.get(name) is not None:
+                vars(parameter)["optim_overrides"] = overrides[name]
 
     def __getstate__(self) -> dict[str, Any]:
-        overrides = {name: vars(parameter).get("optim_overrides") for name, parameter in self.named_parameters()}
-        return {**self.__dict__, "optim_overrides": overrides}
+        return {**self.__dict__, "optim_overrides": self._overrides()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         overrides = state.pop("optim_overrides", {})
         super().__setstate__(state)
-        for name, parameter in self.named_parameters():
-            if overrides.get(name) is not None:
-                vars(parameter)["optim_overrides"] = copy.deepcopy(overrides[name])
+        self._set_overrides(copy.deepcopy(overrides))

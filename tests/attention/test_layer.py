@@ -121,3 +121,15 @@ def test_a_copy_keeps_the_exemption_from_weight_decay(preset):
             overrides = getattr(original, "optim_overrides", None)
             assert getattr(parameter, "optim_overrides", None) == overrides
             assert (overrides is not None) == ("mixing" in name or "head_embeddings" in name)
+
+
+@pytest.mark.parametrize("preset", ["mixhead-b", "mhe-mul"])
+def test_parameters_that_torch_replaces_keep_their_exemption(preset):
+    def overrides(layer):
+        return {name: getattr(parameter, "optim_overrides", None) for name, parameter in layer.named_parameters()}
+
+    layer = build_attention(preset, 12, 3, **needed_axes(preset))
+    expected = overrides(layer)
+    layer.load_state_dict(copy.deepcopy(layer.state_dict()), assign=True)
+    assert overrides(layer) == expected
+    assert overrides(layer.to("meta").to_empty(device="cpu")) == expected
