@@ -204,6 +204,16 @@ PATCHES: tuple[Patch, ...] = (
     ),
     *group(
         "fix",
+        "average-of-weights",
+        {
+            "fairseq.trainer.Trainer.load_checkpoint": continuing.begin_average_with_checkpoint,
+            "fairseq.checkpoint_utils.load_checkpoint_to_cpu": continuing.add_empty_average,
+        },
+        "With --store-ema fairseq cannot continue from a checkpoint without an average, such as one for --finetune-from-model.",
+        "fairseq reads the weights before it deletes them from the state",
+    ),
+    *group(
+        "fix",
         "patience",
         {
             "fairseq.trainer.Trainer.load_checkpoint": continuing.count_patience_in_each_run,
