@@ -107,7 +107,8 @@ def make_parent(path: Path) -> None:
 def whole_file(path: Path, mode: str = "w") -> Iterator:
     """Open a file with ".part" at the end of its name, and rename it to `path` only when the block ends without an error.
 
-    Each call has its own file, so of two that write at the same time the later one is kept, whole. A symbolic link stays, and the file that it leads to is written.
+    Each call has its own file. If two write at the same time, the later one is kept, whole.
+    A symbolic link stays, and the file that it leads to is written.
 
     Raises:
         UserError: the disk is full, or the path leads to something else than a file.

@@ -145,3 +145,21 @@ def test_layers_with_quantised_projections_compute(preset, make, inputs):
     quantised = torch.ao.quantization.quantize_dynamic(layer, {torch.nn.Linear}, dtype=torch.qint8)
     error = quantised(x, x, x, need_weights=False)[0] - expected
     assert 0 < error.norm() < 0.05 * expected.norm()  # weights and inputs have 8 bits
+
+
+@pytest.mark.parametrize(
+    "axes", [{"mixing": "static"}, {"attention_sinks": "learned"}], ids=lambda axes: next(iter(axes))
+)
+def test_added_embeddings_of_values_count_rows_that_do_not_sum_to_one(axes):
+    torch.manual_seed(0)
+    layer = build_attention("mhe-add", embed_dim=8, num_heads=4, self_attention=True, **axes).double()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.normal_()
+        x = torch.randn(5, 2, 8, dtype=torch.float64)
+        output, weights = layer(x, x, x, average_attn_weights=False)
+        values = layer.v_proj(x).transpose(0, 1)[:, None] + layer.head_embeddings.value[:, None, :]
+        heads = weights @ values
+        expected = layer.out_proj(heads.permute(2, 0, 1, 3).flatten(2))
+    assert (weights.sum(-1) - 1).abs().max() > 0.1
+    torch.testing.assert_close(output, expected)
