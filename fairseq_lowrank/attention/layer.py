@@ -137,7 +137,9 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         for axis in MODULE_AXES:
             setattr(self, axis, self._build_axis(axis))
         self._filled_steps = FilledSteps.of(self, MODULE_AXES)
-        self._call_settings, self._cancels_row_constants = config.spec.call_settings, config.spec.shift_invariant
+        self._cancels_row_constants = config.spec.shift_invariant
+        # Without tensors. A copy with them takes less time than a new one.
+        self._call_settings = AttentionCall(None, None, AttentionMask(), **config.spec.call_settings)  # type: ignore[arg-type]
         self.state_config = self._state_config()
         for name in self.state_config.markers:
             self.register_buffer(name, torch.zeros(1))
@@ -489,8 +491,8 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         )
         if self._late_keys and isinstance(scores, DotProduct):
             scores = scores.replace(k=self._finished_keys(scores.k))
-        return AttentionCall(
-            scores, values, mask, dropout_p=dropout_p, need_weights=need_weights, **self._call_settings
+        return self._call_settings.replace(
+            scores=scores, v=values, mask=mask, dropout_p=dropout_p, need_weights=need_weights
         )
 
     def _rotated(self, q: Tensor, states: KeyValueStates, mask: AttentionMask) -> Tensor:

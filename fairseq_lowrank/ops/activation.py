@@ -140,7 +140,7 @@ def dtype_of_operations(tensor: Tensor) -> torch.dtype:
 def without_autocast(tensor: Tensor) -> AbstractContextManager:
     """Return a context in which autocast does not change operations on the device of ``tensor``."""
     device = tensor.device.type
-    if tensor.is_meta or not torch.is_autocast_enabled(device):
+    if device == "meta" or not torch.is_autocast_enabled(device):
         return _NO_CONTEXT
     return torch.autocast(device, enabled=False)
 

@@ -94,11 +94,12 @@ def compute(call: AttentionCall, backend: str = "auto") -> tuple[Tensor, Tensor 
 
 
 def _fastest(call: AttentionCall) -> Any:
-    device, dtype = call.v.device, call.v.dtype
     for module in _preference(call):
         if module is reference:  # computes every call on every device
             break
-        if module.unsupported_reason(call) is not None or module.device_unsupported_reason(device, dtype) is not None:
+        if module.unsupported_reason(call) is not None:
+            continue
+        if module.device_unsupported_reason(call.v.device, call.v.dtype) is not None:
             continue
         if module not in (tiled, triton) or triton.keeps_registers(call, "tiled" if module is tiled else "triton"):
             return module
@@ -170,6 +171,8 @@ def _preference(call: AttentionCall) -> tuple[ModuleType, ...]:
     v, mixes = call.v, call.mixes_weights
     prefer = _PREFERENCES.get(v.device.type, _ANY_DEVICE)
     fused: tuple[ModuleType, ...] = ()
+    if mixes and v.dtype not in prefer.triton and not is_traced(v) and call.scores.shape[2] == 1:
+        return (reference,)  # found with few questions, for each step of decoding asks them
     if v.dtype in prefer.triton and triton.unsupported_reason(call) is None:
         names = gpu_times.kernels(call)
         # A traced call is not tried on its device, so it takes only kernels that were timed or compiled elsewhere.
