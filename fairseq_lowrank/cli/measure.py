@@ -24,7 +24,7 @@ each direction of a head.
   fairseq-lowrank measure --transformers FOLDER --text FILE --target FILE   a model that translates, a pair of lines a sequence
   fairseq-lowrank measure mha.pt --compare mixing.pt --output pictures/     two models in one figure
 
-A cut shows what a model uses. It cannot show what a model that was trained under a cap would do without it.
+A cut shows what a model uses now. It cannot show what a model that was trained under a cap would do without it.
 """
 
 from pathlib import Path

@@ -19,10 +19,7 @@ WORTH = 0.01
 """If attention patterns are worth less than this share of the loss, there is no verdict."""
 TOKENS_OF_A_DIRECTION = 10
 """With fewer tokens for each direction of a head, the basis does not hold for other sequences, and there is no verdict."""
-LIMIT = (
-    "A cut shows what this model uses, and not what a model that was trained under a cap would do without it; "
-    "early in training the need is small."
-)
+LIMIT = "A cut shows what this model uses now, and not what a model that was trained under a cap would do without it."
 
 
 def bounds(size: int) -> tuple[int, int]:
