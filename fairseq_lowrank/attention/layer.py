@@ -21,7 +21,7 @@ from fairseq_lowrank.attention.dropout import AttentionDropout
 from fairseq_lowrank.attention.inputs import check_dtype, check_layout, check_tensors, transposed
 from fairseq_lowrank.attention.masks import CAUSAL, attention_mask, repeat_heads, split_key_padding
 from fairseq_lowrank.attention.states import AttentionConfigInStateDict, StateConfig, record_initial_states
-from fairseq_lowrank.attention.torch_module import TorchMHACompat, refuse_torchscript
+from fairseq_lowrank.attention.torch_module import TorchMHACompat
 from fairseq_lowrank.attention.watching import changed_call
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct
@@ -284,7 +284,6 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         Raises:
             ValueError: tensors or masks that do not fit this layer.
         """
-        refuse_torchscript()
         if self._made_on_meta and isinstance(query, Tensor) and not query.is_meta:
             self._check_values()
         check_tensors(self.config, query, key, value)

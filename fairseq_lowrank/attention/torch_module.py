@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
-import torch
 from torch import nn
 
 _NO_TORCHSCRIPT = "attention of fairseq_lowrank is not available in TorchScript: use torch.export or torch.compile"
@@ -36,8 +35,6 @@ class TorchMHACompat(nn.Module):
         """Refuse ``torch.jit.script``, which calls this first, also for a module inside another one."""
         raise NotImplementedError(_NO_TORCHSCRIPT)
 
-
-def refuse_torchscript() -> None:
-    """Raise if ``torch.jit.trace`` is running."""
-    if torch._C._get_tracing_state() is not None:  # as nn.Module asks; torch.jit.is_tracing takes two more calls
+    def _slow_forward(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse ``torch.jit.trace``, under which a module calls this in place of ``forward``."""
         raise NotImplementedError(_NO_TORCHSCRIPT)

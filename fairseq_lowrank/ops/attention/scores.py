@@ -149,11 +149,11 @@ def head_queries_and_keys(q: Tensor, k: Tensor, head: int, column: Tensor | None
 
 def grouped_product(left: Tensor, right: Tensor) -> Tensor:
     """Return left_i @ right_g with g = ⌊i·G/H⌋ of ``left [B, H, N, D]`` and ``right [B, G, D, M]``: ``[B, H, N, M]``."""
+    if left.size(1) == right.size(1):  # fewer calls than below, and the same product
+        return left @ right
     batch, heads, rows, dim = left.shape
     right_batch, groups, _, columns = right.shape
     if right_batch != batch:
         right = right.expand(batch, -1, -1, -1)
-    if groups == heads:  # fewer calls than below, and the same product
-        return left @ right
     left = left.reshape(batch * groups, heads // groups * rows, dim)
     return torch.bmm(left, right.flatten(0, 1)).view(batch, heads, rows, columns)
