@@ -15,6 +15,10 @@ START = "loading model(s) from"
 """What the other commands log when they start to run."""
 FROM_SCRATCH = "No existing checkpoint found"
 """What fairseq-train logs if it does not resume."""
+_LOADED = re.compile(r"Loaded checkpoint .* \(epoch \d+ @ (\d+) updates\)")
+"""What it logs if it loads a checkpoint; a fine-tuning starts with 0 updates."""
+# The fields that are read of a report; a line that was cut has fewer.
+_FIELDS = {"train": {"epoch", "num_updates", "loss", "wpb", "train_wall"}, "valid": {"epoch", "num_updates", "loss"}}
 
 
 def progress(line: str) -> tuple[str, dict[str, str]] | None:
@@ -33,7 +37,7 @@ def progress(line: str) -> tuple[str, dict[str, str]] | None:
             return None
         return tag, {name.removeprefix(f"{tag}_"): str(value) for name, value in fields.items()}
     if text.startswith("epoch ") and " | " in text:
-        return tag, dict(field.rsplit(" ", 1) for field in text.split(" | "))
+        return tag, dict(field.rsplit(" ", 1) for field in text.split(" | ") if " " in field)
     return None
 
 
@@ -57,51 +61,64 @@ def read_training_log(path: Path) -> dict:
 
     Returns:
         - `updates`.
-        - `tokens_per_second`: target tokens per second of training steps, without validation and saving.
+        - `tokens_per_second`: target tokens per second of training steps, without validation and saving; None if unknown. An epoch
+          without the one before it in the log does not count, because its start is not known.
         - `valid_perplexity`: the best of all validations, also within epochs; None if there was none.
         - `valid_loss`: its logarithm, the loss in bits per token without label smoothing.
-        - `epochs`: a list with `updates`, `train_loss` and `valid_loss` (both in base 2) of each finished epoch.
+        - `epochs`: a list with `updates`, `train_loss` and `valid_loss` (both in base 2) of each finished epoch. The validation loss
+          is that of the epoch's end; None if there was none, or it is not a number.
 
     Raises:
         UserError: the log has no finished epoch.
     """
     epochs: dict[int, dict[str, dict[str, str]]] = {}
     validations: dict[int, tuple[float, float]] = {}  # perplexity and loss by updates
+    start = None  # updates before the first epoch
     for line in read_lines(path):
-        if FROM_SCRATCH in line:  # what is before it in the log is another training
-            epochs, validations = {}, {}
-        elif (found := progress(line)) and found[0] in ("train", "valid"):
-            tag, fields = found
-            updates = int(fields["num_updates"])
-            # a run that was interrupted repeats what came after its checkpoint
-            epochs = {
-                number: one for number, one in epochs.items() if int(one.get("train", fields)["num_updates"]) <= updates
-            }
+        loaded = _LOADED.search(line)
+        if loaded or FROM_SCRATCH in line:
+            # what follows is from the loaded checkpoint on; an interrupted run repeats what came after it
+            updates = int(loaded[1]) if loaded else 0
+            start = updates if start is None else min(start, updates)
+            epochs = {number: one for number, one in epochs.items() if _updates(one) <= updates}
             validations = {number: one for number, one in validations.items() if number <= updates}
-            epochs.setdefault(int(fields["epoch"]), {})[tag] = fields
+        elif (found := progress(line)) and found[0] in _FIELDS and _FIELDS[found[0]] <= found[1].keys():
+            tag, fields = found
+            updates, epoch = int(fields["num_updates"]), int(fields["epoch"])
+            # logs of other formats have no line on the checkpoint
+            epochs = {number: one for number, one in epochs.items() if number <= epoch and _updates(one) <= updates}
+            validations = {number: one for number, one in validations.items() if number <= updates}
+            epochs.setdefault(epoch, {})[tag] = fields
             if tag == "valid":
                 # perplexity is 2 to the power of this loss, which has no label smoothing
                 loss = float(fields.get("nll_loss", fields["loss"])) if "ppl" in fields else math.nan
                 validations[updates] = float(fields.get("ppl", "nan")), loss
-    finished = [epoch for _, epoch in sorted(epochs.items()) if "train" in epoch]
+    finished = {number: epoch for number, epoch in sorted(epochs.items()) if "train" in epoch}
     if not finished:
         raise UserError(f"{path} has no finished epoch. Give the log of a fairseq-train that finished one.")
     before, tokens, seconds, curve = 0, 0.0, 0.0, []
-    for epoch in finished:
+    for number, epoch in finished.items():
         train, valid = epoch["train"], epoch.get("valid", {})
-        updates = int(train["num_updates"])
-        tokens += float(train["wpb"]) * (updates - before)
-        seconds += float(train["train_wall"])
+        updates = _updates(epoch)
+        if number - 1 in finished or (number == 1 and not start):
+            tokens += float(train["wpb"]) * (updates - before)
+            seconds += float(train["train_wall"])
         before = updates
-        valid_loss = float(valid["loss"]) if "loss" in valid else None
+        at_end = valid.get("num_updates") == train["num_updates"]
+        valid_loss = _least([float(valid["loss"])]) if at_end else None
         curve.append({"updates": updates, "train_loss": float(train["loss"]), "valid_loss": valid_loss})
     return {
         "updates": before,
-        "tokens_per_second": round(tokens / max(seconds, 1.0)),
+        "tokens_per_second": round(tokens / max(seconds, 1.0)) if tokens else None,
         "valid_perplexity": _least(perplexity for perplexity, _ in validations.values()),
         "valid_loss": _least(loss for _, loss in validations.values()),
         "epochs": curve,
     }
+
+
+def _updates(epoch: Mapping[str, Mapping[str, str]]) -> int:
+    """Return the updates at the last report of an epoch's training, or of its validation."""
+    return int((epoch.get("train") or epoch["valid"])["num_updates"])
 
 
 def _least(values: Iterable[float]) -> float | None:

@@ -56,6 +56,49 @@ def test_a_validation_without_a_number_hides_no_best_one(tmp_path):
         assert logs.read_training_log(tmp_path / "log")["valid_perplexity"] == best
 
 
+def test_a_log_without_its_start_counts_epochs_with_a_known_start(tmp_path):
+    text = "".join(line for line in SIMPLE.splitlines(keepends=True) if "001" not in line)
+    third = text.replace("002", "003").replace("150", "250").replace("200", "300")
+    (tmp_path / "log").write_text(text)
+    assert logs.read_training_log(tmp_path / "log")["tokens_per_second"] is None
+    (tmp_path / "log").write_text(text + third)
+    assert logs.read_training_log(tmp_path / "log")["tokens_per_second"] == round(1100 * 100 / 50)
+    continued = "x | INFO | fairseq.trainer | Loaded checkpoint a/b.pt (epoch 9 @ 60 updates)\n"
+    (tmp_path / "log").write_text(continued + SIMPLE)
+    assert logs.read_training_log(tmp_path / "log")["tokens_per_second"] == round(1100 * 100 / 50)
+
+
+def test_a_fine_tuning_hides_an_earlier_training_of_its_log(tmp_path):
+    started = "x | INFO | fairseq.trainer | Loaded checkpoint a/b.pt (epoch 9 @ 0 updates)\n"
+    alone = "".join(SIMPLE.splitlines(keepends=True)[:3]).replace("num_updates 100", "num_updates 300")
+    (tmp_path / "log").write_text(alone)
+    expected = logs.read_training_log(tmp_path / "log")
+    (tmp_path / "log").write_text(SIMPLE + started + alone)
+    assert logs.read_training_log(tmp_path / "log") == expected and expected["updates"] == 300
+
+
+@pytest.mark.parametrize("length", [70, 95, 110, 160])
+@pytest.mark.parametrize("glued", [False, True])
+def test_a_cut_line_of_a_log_is_left_out(tmp_path, length, glued):
+    *first, valid, train = SIMPLE.splitlines(keepends=True)
+    for cut, rest in ((valid, [valid, train]), (train, [train])):
+        before = [*first, valid][: len(first) + (cut is train)]
+        (tmp_path / "log").write_text("".join([*before, cut[:length], *("\n" * (not glued)), *rest]))
+        found = logs.read_training_log(tmp_path / "log")
+        assert found["updates"] == 200
+        assert found["epochs"][0] == {"updates": 100, "train_loss": 9.5, "valid_loss": 8.5}
+
+
+def test_the_curve_has_only_losses_at_the_end_of_an_epoch(tmp_path):
+    within = [event for event in EVENTS if event[1].get("valid_num_updates") != "200"]
+    nan = json.loads(json.dumps(EVENTS).replace('"valid_loss": "7.5"', '"valid_loss": "nan"'))
+    for events in (within, nan):
+        (tmp_path / "log").write_text(written(events))
+        found = logs.read_training_log(tmp_path / "log")
+        assert [point["valid_loss"] for point in found["epochs"]] == [8.5, None]
+        assert found["valid_perplexity"] == 120
+
+
 def test_a_log_without_a_finished_epoch_is_refused(tmp_path):
     (tmp_path / "log").write_text(written(EVENTS[:2]))
     with pytest.raises(ValueError, match="no finished epoch"):
