@@ -43,7 +43,7 @@ class Contrast:
         notes: reasons to be careful with the result.
         prediction: the prediction before the runs, see :func:`read_prediction`.
         margin: with a prediction of equality, such as "= 0", the greatest difference that counts as equal.
-        resolution: the last decimal place of the scores, see :func:`~fairseq_lowrank.tools.reporting.statistics.student`.
+        resolution: the least step of the scores, see :func:`~fairseq_lowrank.tools.reporting.statistics.student`.
         splits: the corpora and splits of the scores, such as "multi30k test".
         seeds: the seeds that all rows have.
     """
@@ -213,6 +213,11 @@ def resolution_of(lines: Iterable[dict], *, logarithm: bool = False) -> float:
     return step / min(values) if logarithm else step
 
 
+def _step_of_mean(values: np.ndarray) -> float:
+    """Return the least change of a mean over sentences if one of them gets the value of another one."""
+    return float(np.diff(np.unique(values.astype(float))).min(initial=math.inf)) / len(values)
+
+
 def compare_rows(
     lines: list[dict],
     pairs: Iterable[Sequence[str]],
@@ -233,13 +238,14 @@ def compare_rows(
         _check_sentences(lines, rows)
         chosen = _latest(lines, rows)
         _check_units(chosen, rows)
-        resolution = resolution_of(chosen, logarithm=logarithm)
         counted = all("sentence_counts" in line for line in chosen)
+        steps = [_step_of_mean(found) for row in values for found in row.values()]
+        resolution = min(resolution_of(chosen, logarithm=logarithm), *steps)
         try:
             if counted:
                 counts = [scores(lines, row, field="sentence_counts") for row in rows]
                 measure = (lambda sums: np.log(statistics.bleu(sums))) if logarithm else statistics.bleu
-                comparison = statistics.compare_counts(counts, measure, draws=draws)
+                comparison = statistics.compare_counts(counts, measure, resolution=resolution, draws=draws)
             elif len(rows) == 2:
                 comparison = statistics.compare(values[0], values[1], resolution=resolution, draws=draws)
             else:
@@ -253,7 +259,7 @@ def compare_rows(
         if comparison.seeds > 1 and statistics.equal_after_rounding(comparison.seed_means, resolution):
             notes.append(
                 f"the differences of all seeds are equal after rounding, so their spread is unknown: the standard error is set "
-                f"to {resolution:.2g}, the last decimal place of the values"
+                f"to {resolution:.2g}, the least step of the scores"
             )
         return Contrast(
             name,

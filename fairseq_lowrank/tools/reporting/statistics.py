@@ -222,12 +222,15 @@ def compare_interaction(
     return compare(*inner, resolution=resolution, draws=draws, seed=seed)
 
 
-def compare_counts(rows: Sequence[Scores], measure: Measure = bleu, *, draws: int = DRAWS, seed: int = 0) -> Comparison:
+def compare_counts(
+    rows: Sequence[Scores], measure: Measure = bleu, *, resolution: float = 0.0, draws: int = DRAWS, seed: int = 0
+) -> Comparison:
     """Compare A − B, or (A − B) − (C − D), of a score that is not a mean over sentences, such as BLEU.
 
     Args:
         rows: A and B, or A to D: by seed, counts of sentences ``[sentences, counts]``.
         measure: the score.
+        resolution: see :func:`student`.
 
     Raises:
         UserError: there is no common seed, or the numbers of sentences differ.
@@ -255,7 +258,7 @@ def compare_counts(rows: Sequence[Scores], measure: Measure = bleu, *, draws: in
     without = measure(stacked.sum(2, keepdims=True) - stacked)
     whole = measure(stacked.sum(2))[..., None]
     matrix = np.einsum("r,rsn->sn", signs, sentences * whole - (sentences - 1) * without)
-    return _comparison(by_seed, matrix, found, 0.0, seed)
+    return _comparison(by_seed, matrix, found, resolution, seed)
 
 
 def _comparison(

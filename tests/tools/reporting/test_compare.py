@@ -8,7 +8,7 @@ import pytest
 
 from fairseq_lowrank import cli
 from fairseq_lowrank.cli import compare
-from fairseq_lowrank.tools.reporting.contrasts import letters, resolution_of
+from fairseq_lowrank.tools.reporting.contrasts import compare_rows, letters, resolution_of
 
 SCORES = {"mha": {1: 10.0, 2: 11.0, 3: 12.0}, "mixhead-a": {1: 11.0, 2: 13.0, 3: 15.0}, "gain": {2: 11.0, 4: 9.0}}
 
@@ -266,6 +266,22 @@ def test_equal_differences_hold_no_prediction_and_a_note_says_why(tmp_path, caps
     assert found["outcome"] == "unclear" and found["t_p"] == pytest.approx(0.0955, abs=1e-3)
     [note] = found["notes"]
     assert "equal after rounding" in note and "set to 0.01," in note
+
+
+def test_the_resolution_is_that_of_the_scores_that_are_compared():
+    counts = {"a": [[10, 10, 8, 6, 4, 2, 10, 9, 8, 7]] * 4, "b": [[10, 10, 7, 6, 4, 2, 10, 9, 8, 7]] * 4}
+    values = {("a", seed): [1.0] * (50 + seed) + [0.0] * (50 - seed) for seed in (1, 2, 3)}
+    values |= {("b", seed): [1.0] * 50 + [0.0] * 50 for seed in (1, 2, 3)}
+    line = {"metric": "sacrebleu", "value": 30.12}
+    lines = [line | {"row": row, "seed": seed, "sentence_counts": counts[row]} for row, seed in values]
+    (bleu,) = compare_rows(lines, [("a", "b")], draws=1)
+    # counts of all seeds are equal: interval and note use the last decimal place of BLEU
+    assert bleu.resolution == bleu.comparison.mean / bleu.comparison.t == pytest.approx(0.01)
+    line = {"metric": "accuracy", "value": 1}
+    lines = [line | {"row": row, "seed": seed, "sentence_values": found} for (row, seed), found in values.items()]
+    (accuracy,) = compare_rows(lines, [("a", "b")], draws=1)
+    # the rounded value of the lines hides the spread of the sentences' means
+    assert accuracy.comparison.t == pytest.approx(2 * 3**0.5) and accuracy.resolution == pytest.approx(0.01)
 
 
 def test_the_resolution_of_logarithms_is_that_of_the_least_value():
