@@ -9,6 +9,7 @@ generate, evaluate and fine-tune; a training cannot resume from it.
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from fairseq_lowrank.cli import _output
@@ -37,14 +38,13 @@ def average(paths: Sequence[str]) -> dict:
             shapes or types of parameters, or in integers, which have no mean.
     """
     import torch
-    from fairseq import checkpoint_utils
     from omegaconf import OmegaConf
 
-    import fairseq_lowrank.plugin  # noqa: F401  safe loading
     from fairseq_lowrank.progress import tracked
+    from fairseq_lowrank.tools.fairseq.checkpoints import load_state
 
     for index, path in enumerate(tracked(paths, "averaging", "checkpoints")):
-        state = checkpoint_utils.load_checkpoint_to_cpu(path)
+        state = load_state(Path(path))
         if index == 0:
             result, kind = state, model_kind(state)
             # copies: tied parameters share their storage, and each name needs a separate sum

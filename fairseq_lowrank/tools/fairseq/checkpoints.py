@@ -38,7 +38,11 @@ def load_state(path: Path, overrides: dict | None = None) -> dict:
     """
     if not path.is_file():
         raise UserError(f"{path} is not a checkpoint file. Give the path of one, such as checkpoint_best.pt.")
-    state = checkpoint_utils.load_checkpoint_to_cpu(str(path), overrides)
+    try:
+        state = checkpoint_utils.load_checkpoint_to_cpu(str(path), overrides)
+    except KeyError as error:  # fairseq's upgrade reads entries of a training
+        reason = f"it has no {error.args[0]!r} entry"
+        raise InvalidCheckpoint(path, reason, "Give a file that fairseq-train wrote.") from error
     if not (state.get("cfg") or state.get("args")):
         raise InvalidCheckpoint(path, "it has no configuration of fairseq", "Give a file that fairseq-train wrote.")
     return state
@@ -53,7 +57,7 @@ def load_model(path: Path, *, data: Path | None = None, tokens_per_sample: int |
         tokens_per_sample: block length of a language model's data, by default the model's.
 
     Raises:
-        UserError: the file is not a checkpoint, or the data is missing or has another vocabulary.
+        UserError: the file is not a checkpoint, a parameter is not finite, or the data is missing or has another vocabulary.
     """
     # A training may pad sequences to a multiple of a length. A single sequence then has no padding.
     overrides = {"required_seq_len_multiple": 1} | ({} if data is None else {"data": str(data)})
@@ -71,9 +75,14 @@ def load_model(path: Path, *, data: Path | None = None, tokens_per_sample: int |
         )
     try:
         models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(path)], overrides, task, state=state)
-    except StateDictMismatch as error:  # the flags are the checkpoint's, so the vocabulary differs
-        error.path, error.remedy = str(path), f"Give its own data with --data, in place of {folder}."
+    except StateDictMismatch as error:
+        error.path, error.remedy = str(path), "Copy or download it again."
+        if error.saved is not None and error.current is not None:  # the flags are the checkpoint's, so the vocabulary differs
+            error.remedy = f"Give its own data with --data, in place of {folder}."
         raise
+    # buffers may be: fairseq leaves some of them as memory was
+    if diverged := [name for name, weights in models[0].named_parameters() if not weights.isfinite().all()]:
+        raise UserError(f"{path}: {diverged[0]} has an infinity or NaN. Give one from before the training diverged.")
     return models[0].eval(), task
 
 

@@ -155,14 +155,14 @@ def rounded(layer: MultiheadAttention, like: MultiheadAttention, dtype: torch.dt
     """Return the tensors of a layer in a dtype, with the names of those of ``like``, which has the same choices.
 
     Raises:
-        UserError: a number is too large for the dtype, or the new layer has other outputs.
+        UserError: a number is not finite in the dtype, or the new layer has other outputs.
     """
     found, result = layer.state_dict(), {}
     for name, wanted in like.state_dict().items():
         # a bias that the layer lacks and the new one needs is 0
         result[name] = found.get(name, torch.zeros(wanted.shape)).to(dtype)
         if not result[name].isfinite().all():
-            raise UserError(f"{name} is too large for {dtype}. Convert the checkpoint to float32 first.")
+            raise UserError(f"{name} has an infinity or NaN in {dtype}. Give a checkpoint in float32 that did not diverge.")
     check_error(relative_errors(layer, layer_with(like, result))[0], 1e3 * torch.finfo(dtype).eps)
     return result
 

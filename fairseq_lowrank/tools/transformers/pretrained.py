@@ -20,7 +20,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from fairseq_lowrank.attention import MultiheadAttention, build_attention
-from fairseq_lowrank.files import read_json, read_lines
+from fairseq_lowrank.files import read_json, read_lines, say
 from fairseq_lowrank.huggingface import (
     CONFIG,
     SITES,
@@ -54,7 +54,7 @@ def load(folder: Path, *, weights: bool = True) -> PreTrainedModel:
         weights: False gives parameters that have shapes but no memory.
 
     Raises:
-        UserError: the folder holds no such model, or its attention cannot be chosen.
+        UserError: the folder holds no such model, its attention cannot be chosen, or a parameter is not finite.
     """
     source = source_of(folder)
     if (folder / CONFIG).is_file() and not (folder / "config.json").is_file():
@@ -85,11 +85,17 @@ def load(folder: Path, *, weights: bool = True) -> PreTrainedModel:
         remedy = "Choose one of those that fairseq-lowrank architectures --transformers lists."
         raise FlagError("--transformers", folder, reason, remedy)
     places = [f"{name}." for name, module in model.named_modules() if module in found]
-    if missing := [key for key in sorted(info.get("missing_keys", ())) if key.startswith(tuple(places))]:
-        reason = f"{len(missing)} weights of attention are missing, {missing[0]} for one"
+    missing = sorted(info.get("missing_keys", ()))
+    if of_attention := [key for key in missing if key.startswith(tuple(places))]:
+        reason = f"{len(of_attention)} weights of attention are missing, {of_attention[0]} for one"
         raise FlagError("--transformers", folder, reason, "Give a folder that save_pretrained wrote.")
+    if missing:  # a pooler may be, which nothing here reads
+        say(f"{folder} has no {', '.join(missing)}: these weights are random, and so is what depends on them")
     if record := recorded_attention(folder):
         load_attention(model, folder) if weights else apply_attention(model, PLAIN, **record)
+    if weights and (diverged := [name for name, one in model.named_parameters() if not one.isfinite().all()]):
+        reason = f"{diverged[0]} has an infinity or NaN"
+        raise FlagError("--transformers", folder, reason, "Give a model from before the training diverged.")
     return model.eval()
 
 

@@ -350,3 +350,21 @@ def test_commands_take_the_first_of_several_data_folders(command):
     command.add_arguments(parser)
     (data,) = (action for action in parser._actions if "--data" in action.option_strings)
     assert data.type("first:second") == Path("first")
+
+
+def test_a_checkpoint_that_cannot_be_evaluated_is_refused_by_its_fault(trained, tmp_path, capsys):
+    state, path = load_checkpoint(trained("mhe")), tmp_path / "changed.pt"
+    name = next(name for name in state["model"] if name.endswith("fc1.weight"))
+
+    def refused(*command, **changes):
+        torch.save({key: value for key, value in (state | changes).items() if value is not None}, path)
+        output = [] if command == ("measure",) else ["--output", str(tmp_path / "new.pt")]
+        assert cli.main([*command, str(path), *output]) == 2
+        return capsys.readouterr().err
+
+    diverged = state["model"] | {name: torch.full_like(state["model"][name], torch.nan)}
+    assert f"{name} has an infinity or NaN. Give one from before" in refused("measure", model=diverged)
+    less = {key: value for key, value in state["model"].items() if key != name}
+    assert f"only the model has {name}. Copy or download it again." in refused("measure", model=less)
+    for command in (["average"], ["convert", "--attention", "mha"]):
+        assert "it has no 'extra_state' entry. Give a file" in refused(*command, extra_state=None)

@@ -275,3 +275,16 @@ def test_the_commands_need_transformers_and_no_fairseq(tmp_path, text):
         "fairseq-lowrank params: error: transformers is not installed. In a clone of fairseq_lowrank, run pip install "
     )
     assert line in done.stderr
+
+
+def test_weights_that_are_missing_or_not_finite_are_named(tmp_path, capsys):
+    folder = saved(tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    del tensors[(name := next(key for key in tensors if key.endswith("layer.0.output.dense.bias")))]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    pretrained.load(folder)
+    assert f"has no {name}: these weights are random" in capsys.readouterr().err
+    tensors[name] = torch.full((32,), torch.nan)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match="output.dense.bias has an infinity or NaN. Give a model"):
+        pretrained.load(folder)
