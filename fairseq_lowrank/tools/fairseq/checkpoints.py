@@ -77,7 +77,9 @@ def load_model(path: Path, *, data: Path | None = None, tokens_per_sample: int |
         models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(path)], overrides, task, state=state)
     except StateDictMismatch as error:
         error.path, error.remedy = str(path), "Copy or download it again."
-        if error.saved is not None and error.current is not None:  # the flags are the checkpoint's, so the vocabulary differs
+        if (
+            error.saved is not None and error.current is not None
+        ):  # the flags are the checkpoint's, so the vocabulary differs
             error.remedy = f"Give its own data with --data, in place of {folder}."
         raise
     # buffers may be: fairseq leaves some of them as memory was

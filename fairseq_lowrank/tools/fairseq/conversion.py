@@ -162,7 +162,9 @@ def rounded(layer: MultiheadAttention, like: MultiheadAttention, dtype: torch.dt
         # a bias that the layer lacks and the new one needs is 0
         result[name] = found.get(name, torch.zeros(wanted.shape)).to(dtype)
         if not result[name].isfinite().all():
-            raise UserError(f"{name} has an infinity or NaN in {dtype}. Give a checkpoint in float32 that did not diverge.")
+            raise UserError(
+                f"{name} has an infinity or NaN in {dtype}. Give a checkpoint in float32 that did not diverge."
+            )
     check_error(relative_errors(layer, layer_with(like, result))[0], 1e3 * torch.finfo(dtype).eps)
     return result
 
