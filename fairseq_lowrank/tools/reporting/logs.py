@@ -84,11 +84,11 @@ def read_training_log(path: Path) -> dict:
             validations = {number: one for number, one in validations.items() if number <= updates}
         elif (found := progress(line)) and found[0] in _FIELDS and _FIELDS[found[0]] <= found[1].keys():
             tag, fields = found
-            updates, epoch = int(fields["num_updates"]), int(fields["epoch"])
+            updates, current = int(fields["num_updates"]), int(fields["epoch"])
             # logs of other formats have no line on the checkpoint
-            epochs = {number: one for number, one in epochs.items() if number <= epoch and _updates(one) <= updates}
+            epochs = {number: one for number, one in epochs.items() if number <= current and _updates(one) <= updates}
             validations = {number: one for number, one in validations.items() if number <= updates}
-            epochs.setdefault(epoch, {})[tag] = fields
+            epochs.setdefault(current, {})[tag] = fields
             if tag == "valid":
                 # perplexity is 2 to the power of this loss, which has no label smoothing
                 loss = float(fields.get("nll_loss", fields["loss"])) if "ppl" in fields else math.nan
