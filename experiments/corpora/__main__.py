@@ -102,6 +102,7 @@ def prepare(args: argparse.Namespace) -> Path:
         for part in args.output.glob("*.part"):  # of a process that was killed, because no other one has the lock
             shutil.rmtree(part) if part.is_dir() else part.unlink()
         check_settings(args)
+        args.corpus.check(args)
         if PIECES_OF in args.corpus.arguments:
             check_pieces(args)
         if args.data_given and args.data.exists() and source_of(args.output) is not None:

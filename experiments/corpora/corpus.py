@@ -136,6 +136,13 @@ class Corpus:
         """Return the options of Moses's rules for a variant of the corpus; None if words are separated by blanks."""
         return self.moses
 
+    def check(self, args: argparse.Namespace) -> None:
+        """Refuse a folder that was made from other files than there are now.
+
+        Raises:
+            UserError: the files have changed.
+        """
+
     @property
     def parts(self) -> list[Argument]:
         """Return the arguments that are part of names."""

@@ -25,7 +25,8 @@ DOWNLOADS = "download"  # a folder within --output
 SOURCE = "source.txt"  # within --output too: the folder that it is made from
 PIECES = "pieces.txt"  # … and the checksums of the word pieces that it is cut into
 SETTINGS = "settings.json"  # … and the arguments that shape it
-NOTES = (SOURCE, PIECES, SETTINGS)
+TEXTS = "texts.json"  # … and the checksums of your own texts
+NOTES = (SOURCE, PIECES, SETTINGS, TEXTS)
 
 
 def sha256(path: Path) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from experiments.corpora.corpus import Argument, Corpus, positive, work_folder
-from experiments.corpora.fetch import SETTINGS, make
+from experiments.corpora.fetch import SETTINGS, TEXTS, has_begun, make, sha256
 from experiments.corpora.steps import SPLITS, binarise, check_settings, segment, tokenise
 from experiments.corpora.text import SentencePiece, SubwordNMT
 from fairseq_lowrank.files import read_lines, say, write_lines
@@ -46,6 +46,31 @@ class Own(Corpus):
     def moses_options(self, values: Mapping[str, object]) -> Mapping[str, bool] | None:
         return {} if values["moses"] else None
 
+    def check(self, args: argparse.Namespace) -> None:
+        """Refuse a folder that was made from other texts; texts that are not there any more are not needed."""
+        files, note = paths(args), args.output / TEXTS
+        if not all(file.is_file() for file in files.values()):
+            return
+        found = {name: sha256(file) for name, file in files.items()}
+        if not has_begun(args.output):
+            write_lines(note, [json.dumps(found)])
+        elif note.is_file() and (kept := json.loads(note.read_text(encoding="utf-8"))) != found:
+            changed = ", ".join(str(file) for name, file in files.items() if kept.get(name) != found[name])
+            raise UserError(
+                f"{changed}: changed since {args.output} was made. Remove that folder, or give another --name."
+            )
+
+
+def paths(args: argparse.Namespace) -> dict[str, Path]:
+    """Return the paths of the texts by their names in a prepared folder."""
+    folder = args.data if args.data_given else Path()
+    languages = [args.source_lang, args.target_lang] if args.source_lang and args.target_lang else [""]
+    return {
+        f"{split}.{language or 'txt'}": folder / f"{getattr(args, split)}{language and '.'}{language}"
+        for split in SPLITS
+        for language in languages
+    }
+
 
 def sources(args: argparse.Namespace) -> dict[str, Path]:
     """Return the files of text by their names in a prepared folder, after reading all of them once.
@@ -58,12 +83,11 @@ def sources(args: argparse.Namespace) -> dict[str, Path]:
             "--source-lang and --target-lang: one is missing. Give both for translation, or none for a language model."
         )
     languages = [args.source_lang, args.target_lang] if args.source_lang else [""]
-    folder = args.data if args.data_given else Path()
-    found = {}
+    found = paths(args)
     for split in SPLITS:
         prefix, counts = getattr(args, split), []
         for language in languages:
-            file = folder / (f"{prefix}.{language}" if language else prefix)
+            file = found[f"{split}.{language or 'txt'}"]
             if not file.is_file():
                 raise UserError(
                     f"--{split} {prefix}: {file} is not a file. Give the path without the language, or the file of a language model."
@@ -72,7 +96,6 @@ def sources(args: argparse.Namespace) -> dict[str, Path]:
                 counts.append(sum(1 for _ in read_lines(file)))
             except ValueError as error:
                 raise UserError(f"--{split} {prefix}: {error}. Convert the file to UTF-8.") from error
-            found[f"{split}.{language or 'txt'}"] = file
         if len(set(counts)) > 1 or not counts[0]:
             lines = " and ".join(
                 f"{count:,} lines of {language or 'text'}" for count, language in zip(counts, languages, strict=True)

@@ -47,6 +47,18 @@ def test_own_text_becomes_a_corpus_of_its_name(prepare, text, tmp_path, flags, u
     assert prepare("mine") == (0, said)
 
 
+def test_a_corpus_of_texts_that_have_changed_is_refused(prepare, text, tmp_path):
+    folder, files = text
+    command = ("own", "--name", "mine", *PARALLEL, *files)
+    assert prepare(*command)[0] == 0
+    (folder / "test.de").write_text((folder / "test.de").read_text().replace("Ein", "Kein"))
+    for again in (command, ("mine",)):
+        status, said = prepare(*again)
+        assert status == 2 and f"{folder / 'test.de'}: changed since" in said
+    (folder / "test.de").unlink()
+    assert prepare("mine")[0] == 0
+
+
 def test_files_are_looked_for_in_the_folder_of_the_data(text):
     folder, _ = text
     splits = {split: split for split in ("train", "valid", "test")}
