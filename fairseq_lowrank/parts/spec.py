@@ -159,7 +159,7 @@ class AttentionSpec:
         Raises:
             ValueError: an unknown preset, axis or value, or a preset without the axis that it needs.
         """
-        if preset not in PRESETS:
+        if preset not in tuple(PRESETS):  # a value of any type, also a list
             raise ValueError(
                 f"attention method {preset!r}: expected one of {', '.join(PRESETS)}.{did_you_mean(preset, PRESETS)} {IMPORT_PLUGIN}"
             )

@@ -255,17 +255,22 @@ class AttentionOptions:
         _refuse_flags_of_stock_attention(args)
         sites = frozenset(SITES)
         if "attention_sites" in flags:
-            sites = frozenset(site.strip() for site in flags["attention_sites"].split(",") if site.strip())
+            names = flags["attention_sites"]
+            words = names.split(",") if isinstance(names, str) else ()
+            sites = frozenset(site.strip() for site in words if site.strip())
             if not sites or sites - set(SITES):
-                raise UserError(
-                    f"--attention-sites {flags['attention_sites']!r}: expected a comma-separated list of {', '.join(SITES)}."
-                )
+                raise UserError(f"--attention-sites {names!r}: expected a comma-separated list of {', '.join(SITES)}.")
         backend = flags.get("attention_backend", "auto")
-        if backend not in BACKENDS:
+        if backend not in tuple(BACKENDS):  # a value of any type, also a list
             raise UserError(f"--attention-backend {backend!r}: expected one of {', '.join(BACKENDS)}.")
-        scale = float(flags.get("mixing_lr_scale", 1.0))
+        scale = flags.get("mixing_lr_scale", 1.0)
+        if not isinstance(scale, int | float):
+            raise UserError(f"--mixing-lr-scale {scale!r}: expected a number >= 0.")
         if not 0 <= scale < math.inf:
             raise UserError(f"--mixing-lr-scale {scale:g}: expected a number >= 0.")
+        # A configuration file may hold "false" in quotes, a text that Python takes for true.
+        if (no_bias := flags.get("no_attention_bias", False)) not in (True, False):
+            raise UserError(f"--no-attention-bias {no_bias!r}: expected True or False.")
         # fairseq's wav2vec2 has a --latent-dim too, and its 0 means none
         given = {flag for flag in flags if (flag, flags[flag]) != ("latent_dim", 0)}
         axes = {name: flags[axis.flag] for name, axis in AXES.items() if axis.flag in given}
@@ -283,7 +288,7 @@ class AttentionOptions:
                 f"--quant-noise-scalar {args.quant_noise_scalar:g} does not work with --attention-score {spec.score}: "
                 "fairseq adds this noise to module calls, and one of its modules is read as a table. Remove it, or use --quant-noise-pq."
             )
-        return cls(spec, sites, "no_attention_bias" not in flags, backend, scale)
+        return cls(spec, sites, not no_bias, backend, float(scale))
 
     def check_sites(self, *present: str) -> None:
         """Check that the model has attention at the chosen sites.

@@ -1,5 +1,8 @@
 """The attention flags: shown by --help, refused in one line, and built into every attention layer."""
 
+import argparse
+import re
+
 import pytest
 from omegaconf import OmegaConf
 
@@ -9,6 +12,7 @@ from refused import words_of_refusal
 from tiny_transformer import SIZES, arguments, build, make_task
 
 from fairseq_lowrank.attention import AttentionSpec
+from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.plugin.flags import FLAGS, SITES, AttentionOptions, as_namespace
 
 ARCH, LM = "lowrank_transformer_iwslt_de_en", "lowrank_transformer_lm"
@@ -139,6 +143,26 @@ def test_a_misspelt_flag_in_a_hydra_configuration_is_refused():
     config = OmegaConf.create({name: value for name, value in vars(args).items() if not callable(value)})
     with pytest.raises(ValueError, match=r"model\.atention: unknown. Did you mean model\.attention\?"):
         make_task().build_model(OmegaConf.merge(config, {"atention": "mixhead-b"}))
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("no_attention_bias", "false"),
+        ("attention_sites", ["decoder"]),
+        ("attention_backend", ["sdpa"]),
+        ("mixing_lr_scale", "fast"),
+        ("unused_key_projection", "false"),
+        ("attention", ["mha"]),
+        ("head_dim", "8"),
+        ("head_mixing", ["static"]),
+    ],
+)
+def test_a_flag_of_another_type_is_refused(flag, value):
+    """A hydra configuration, and --model-overrides, may hold values of any type."""
+    config = argparse.Namespace(**{"attention": "mixhead-a", flag: value})
+    with pytest.raises(UserError, match=re.escape(str(value))):
+        AttentionOptions.from_args(config)
 
 
 def test_noise_that_stock_attention_computes_past_is_said_to_be(caplog):
