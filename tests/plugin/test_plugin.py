@@ -208,6 +208,18 @@ def test_no_sentence_is_left_out_of_what_is_evaluated(fairseq_command, translati
     assert fairseq_command("generate", *model, "--beam", "1", "--max-len-b", "5").count("\nH-") == 12
 
 
+def test_references_are_scored_by_a_stock_model_with_one_of_ours(fairseq_command, trained, translation_data):
+    """fairseq adds up the attention weights of all models, and a stock model always has them."""
+    models = [str(trained(name)) for name in ("stock", "mixhead-a")]
+    search = ["--cpu", "--score-reference", "--max-tokens", 300, "--num-workers", 0]
+    outputs = [
+        fairseq_command("generate", translation_data, "--path", ":".join(order), *search)
+        for order in (models, models[::-1])
+    ]
+    scores = [[line for line in output.splitlines() if line.startswith("P-")] for output in outputs]
+    assert len(scores[0]) == 12 and scores[0] == scores[1]
+
+
 def test_eval_lm_refuses_blocks_that_the_model_cannot_take(fairseq_command, refusal, language_model_data, tmp_path):
     fairseq_command("train", language_model_data, *TINY_LANGUAGE_MODEL, "--save-dir", tmp_path)
     evaluate = [language_model_data, "--path", tmp_path / "checkpoint_last.pt", "--cpu", "--gen-subset", "valid"]
