@@ -40,11 +40,17 @@ def end(error: BaseException) -> NoReturn:
     expected = isinstance(error, UserError)
     if not expected or os.environ.get("LOWRANK_TRACEBACK", "0") not in ("", "0"):
         traceback.print_exception(error)
-    message = str(error) if expected else traceback.format_exception_only(error)[-1].strip().splitlines()[-1]
+    message = str(error) if expected else summary(error)
     message = " ".join(message.split())
     print(f"{os.path.basename(sys.argv[0])}: error: {message}", file=sys.stderr)
     report_to_launcher(message)
     raise SystemExit(USER_ERROR if expected else UNEXPECTED)
+
+
+def summary(error: BaseException) -> str:
+    """Return what an unexpected exception says: its whole message if that is short, such as omegaconf's, else its last line."""
+    lines = traceback.format_exception_only(error)[-1].strip().splitlines()
+    return "\n".join(lines if len(lines) <= 3 else lines[-1:])
 
 
 def report_to_launcher(message: str) -> None:

@@ -11,9 +11,13 @@ import pytest
 pytest.importorskip("fairseq")
 
 from fairseq import options
+from fairseq.dataclass.configs import CommonConfig
 from hydra.core.utils import JobReturn, JobStatus
+from omegaconf import OmegaConf
+from omegaconf.errors import ConfigKeyError
 
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.repairs import commands
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
@@ -139,6 +143,15 @@ def test_hydra_job_ends_like_a_command(capsys, error, code):
     assert exit.value.code == code
     said = capsys.readouterr().err
     assert ("Traceback" in said or "ValueError" in said) == (code == 1) and ": error: " in said.splitlines()[-1]
+
+
+def test_command_names_the_key_that_a_configuration_does_not_have(capsys):
+    config = OmegaConf.structured(CommonConfig)
+    with pytest.raises(ConfigKeyError) as unknown:
+        config["atention"] = "mha"
+    with pytest.raises(SystemExit):
+        commands.end(unknown.value)
+    assert "Key 'atention' not in 'CommonConfig'" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_hydra_job_returns_its_result():
