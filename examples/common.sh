@@ -27,6 +27,7 @@
 #   JOBS=2                       train as many rows at the same time, in a thread each unless THREADS says otherwise; "cores": as
 #                                many as the cores give with these threads. The quickstart and compare.sh do so on CPUs
 #   ALONE=1                      nothing else runs on this machine: reports then show the speed of training
+#   LOWRANK_ENABLE               optional patches of fairseq, in place of those of environment.sh; lines record them
 #   LOWRANK_DATA                 folder of published corpora
 #   LOWRANK_WORK                 folder of prepared corpora, checkpoints and logs
 #
@@ -43,9 +44,6 @@ switch DRY_RUN
 switch COST
 COMMON=() KIND="" BASE="" PLUGIN="" FIT="" SPLIT=""
 DECLARED=() # rows and pre-trainings, each as the number of its words and these words
-
-# Optional patches of fairseq that recipes need; those that the environment names are added. Each line of results records them.
-export LOWRANK_ENABLE="${LOWRANK_ENABLE:-bf16-evaluation,whole-validation}"
 
 # ---- GPUs: fairseq-train uses all that it sees, so batches are split over as many
 
@@ -64,6 +62,7 @@ if [[ ! "$GPU_COUNT" =~ ^(0|[1-9][0-9]{0,5})$ ]] || { [ -z "$DRY_RUN" ] && ((GPU
     echo "GPUS=$GPU_COUNT: expected a number up to ${#VISIBLE_GPUS[@]}, the GPUs that are here" >&2
     exit 2
 fi
+if [ -n "$COST" ] && ((GPU_COUNT > 1)); then GPU_COUNT=1; fi # costs are those of one GPU
 if ((GPU_COUNT > 0)); then PRECISION="${PRECISION---fp16}"; fi
 if [ -n "${GPUS:-}" ]; then
     export CUDA_VISIBLE_DEVICES="$(IFS=, && echo "${VISIBLE_GPUS[*]:0:GPU_COUNT}")"

@@ -564,6 +564,11 @@ def test_help_says_what_the_rows_cost():
     )
 
 
+def test_costs_do_not_depend_on_the_gpus(recipe):
+    one, eight = (recipe("mixhead/table3.sh", COST=1, GPUS=gpus, ROWS="baevski-mha").stdout for gpus in (1, 8))
+    assert one == eight and " tokens, " in one
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_explains_itself_and_refuses_arguments(name):
     shown = shell(name, "--help", COST="0")  # test_help_says_what_the_rows_cost has one with costs
