@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -219,8 +220,8 @@ class Recipe:
             flags += smoke_fine_tuning(flags, whole=True) if published else SMOKE[self.kind](flags)
         root_dir = work / "runs" / f"{self.paper}-{self.table}"
         data, plugin = settings.work / "data" / corpus, self.root / self.plugin
-        results = self.results(settings)
-        apart = "" if results == self.results(replace(settings, results=None)) else str(results.absolute())
+        own, results = (os.path.abspath(self.results(one)) for one in (replace(settings, results=None), settings))
+        apart = "" if results == own else results
         return Run(
             row.name,
             settings.seed,

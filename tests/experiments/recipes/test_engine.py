@@ -322,6 +322,19 @@ def test_rows_are_trained_for_each_results_file(recipe, settings, engine, quick)
     assert quick.calls.count("fairseq-train") == 2 and len(read_results(other.results)) == 1
 
 
+def test_a_run_has_one_folder_for_each_spelling_of_its_results_file(recipe, settings, monkeypatch):
+    own = recipe(mha="--attention mha")
+    monkeypatch.chdir(own.root / "tests")
+    folders = [
+        {own.run(own.rows["mha"], settings(results=results and Path(results))).folder for results in spellings}
+        for spellings in (
+            (None, "../results/own.jsonl"),
+            ("own.jsonl", "../tests/own.jsonl", Path("own.jsonl").absolute()),
+        )
+    ]
+    assert [len(one) for one in folders] == [1, 1] and folders[0] != folders[1]
+
+
 def test_a_checkpoint_of_other_code_is_refused_or_rerun(recipe, settings, engine, quick, monkeypatch):
     own, once = recipe(mha="--attention mha"), settings()
     quick.fails = ("score",)
