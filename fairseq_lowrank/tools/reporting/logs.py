@@ -109,7 +109,7 @@ def read_training_log(path: Path) -> dict:
         curve.append({"updates": updates, "train_loss": float(train["loss"]), "valid_loss": valid_loss})
     return {
         "updates": before,
-        "tokens_per_second": round(tokens / max(seconds, 1.0)) if tokens else None,
+        "tokens_per_second": round(tokens / seconds) if seconds else None,
         "valid_perplexity": _least(perplexity for perplexity, _ in validations.values()),
         "valid_loss": _least(loss for _, loss in validations.values()),
         "epochs": curve,

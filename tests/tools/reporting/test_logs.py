@@ -63,6 +63,11 @@ def test_a_log_without_its_start_counts_epochs_with_a_known_start(tmp_path):
     assert logs.read_training_log(tmp_path / "log")["tokens_per_second"] is None
     (tmp_path / "log").write_text(text + third)
     assert logs.read_training_log(tmp_path / "log")["tokens_per_second"] == round(1100 * 100 / 50)
+    # fairseq rounds to whole seconds
+    (tmp_path / "log").write_text(
+        SIMPLE.replace("train_wall 100", "train_wall 0").replace("train_wall 50", "train_wall 0")
+    )
+    assert logs.read_training_log(tmp_path / "log")["tokens_per_second"] is None
     continued = "x | INFO | fairseq.trainer | Loaded checkpoint a/b.pt (epoch 9 @ 60 updates)\n"
     (tmp_path / "log").write_text(continued + SIMPLE)
     assert logs.read_training_log(tmp_path / "log")["tokens_per_second"] == round(1100 * 100 / 50)
