@@ -370,7 +370,7 @@ def build_table(paper: str, table: str, lines: list[dict], papers: dict) -> dict
     """Return one table of the report."""
     about = papers.get(paper, {})
     published = about.get("tables", {}).get(table, {})
-    by_row: dict[tuple[str, ...], list[dict]] = {}
+    by_row: dict[tuple[str, str | None], list[dict]] = {}
     for line in lines:
         by_row.setdefault(canonical_row(line["row"]), []).append(line)
     rows = []
@@ -405,7 +405,7 @@ def build_table(paper: str, table: str, lines: list[dict], papers: dict) -> dict
     }
 
 
-def in_order(by_row: dict[tuple[str, ...], list[dict]]) -> list[list[dict]]:
+def in_order(by_row: dict[tuple[str, str | None], list[dict]]) -> list[list[dict]]:
     """Return the rows in the order of their recipes, by the position in their lines.
 
     If several rows have one position, they are from several recipes, which follow in the order of their first rows. Rows

@@ -182,5 +182,5 @@ def baseline_of(curve: dict, curves: list[dict]) -> dict | None:
     if not same and "settings" in curve:
         alike = [other for other in drawn if other["settings"] == curve["settings"]]
         same = [other for other in alike if split_row(other["row"])[1] == PLAIN]
-    same = same or [other for other in drawn if canonical_row(other["row"]) == (PLAIN,)]
+    same = same or [other for other in drawn if canonical_row(other["row"]) == canonical_row(PLAIN)]
     return next((other for other in same if other["seed"] == curve["seed"]), same[0] if same else None)

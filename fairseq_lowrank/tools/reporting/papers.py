@@ -35,9 +35,9 @@ def canonical_table(name: str | int) -> str:
     return f"table{name}" if name[:1].isdigit() else name
 
 
-def canonical_row(name: str) -> tuple[str, ...]:
-    """Return one key for a row: `h4-mixhead-a` and `mixhead-a-h4` give the same."""
-    return tuple(sorted(re.split(r"[-_\s]+", name.lower())))
+def canonical_row(name: str) -> tuple[str, str | None]:
+    """Return one key for a row: `h4-mixhead-a` and `mixhead-a-h4` give the same. Other words keep their order."""
+    return split_row(re.sub(r"[-_\s]+", "-", name))
 
 
 def split_row(name: str) -> tuple[str, str | None]:

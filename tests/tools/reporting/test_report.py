@@ -51,6 +51,13 @@ def test_scores_of_other_searches_are_not_averaged_and_rows_that_differ_in_them_
     assert "Rows were scored in different ways: h4-mha with --beam 5; h4-mixhead-b with no flags" in table["notes"]
 
 
+def test_rows_of_the_same_words_in_another_order_stay_apart():
+    names = ["enc-6-dec-2-mha", "enc-2-dec-6-mha", "mha-enc-6-dec-2"]
+    lines = [line(name, 10.0 * place, table="t", seed=place) for place, name in enumerate(names)]
+    [table] = comparison.build_report(lines, PAPERS)
+    assert {name: row["ours"]["seeds"] for name, row in rows_of(table).items()} == {names[1]: [1], names[2]: [0, 2]}
+
+
 @pytest.mark.parametrize(
     ("first", "second", "words"),
     [
