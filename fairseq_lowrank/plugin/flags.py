@@ -18,7 +18,7 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.modules.fairseq_dropout import FairseqDropout
 from fairseq.modules.quant_noise import quant_noise
 from hydra.core.config_store import ConfigStore
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from fairseq_lowrank.attention import AXES, PRESETS, AttentionConfig, AttentionSpec
 from fairseq_lowrank.messages import IMPORT_PLUGIN, UserError, did_you_mean
@@ -210,9 +210,38 @@ def refuse_misspelt_flags(args: object) -> None:
         UserError: such a name.
     """
     for name in map(str, args) if isinstance(args, DictConfig) else ():
-        # no option of fairseq's models is so close to a flag
-        if name not in MODEL_FLAGS and (near := difflib.get_close_matches(name, MODEL_FLAGS, 1, cutoff=0.88)):
-            raise UserError(f"model.{name}: unknown. Did you mean model.{near[0]}?")
+        if near := _meant_flag(name):
+            raise UserError(f"model.{name}: unknown. Did you mean model.{near}?")
+
+
+def _meant_flag(name: str) -> str | None:
+    """Return the flag that a misspelt name is close to. No option of fairseq's models is so close to a flag."""
+    near = [] if name in MODEL_FLAGS else difflib.get_close_matches(name, MODEL_FLAGS, 1, cutoff=0.88)
+    return near[0] if near else None
+
+
+# fairseq changes only names that the configuration in a checkpoint has. One that was saved without this package, or by an
+# older version, has no names of our (newer) flags.
+def override_flags(overwrite: Callable) -> Callable:
+    """Wrap ``overwrite_args_by_name``: --model-overrides may choose attention for every checkpoint.
+
+    Raises:
+        UserError: a name that is almost the name of a flag.
+    """
+
+    @functools.wraps(overwrite)
+    def overwrite_args_by_name(cfg, overrides):
+        for name in map(str, overrides):
+            if near := _meant_flag(name):
+                raise UserError(f"override {name!r}: unknown. Did you mean {near!r}?")
+        model = cfg.get("model") if isinstance(cfg, DictConfig) else None
+        if isinstance(model, DictConfig):
+            with open_dict(model):
+                for name in MODEL_FLAGS.keys() & overrides.keys() - model.keys():
+                    model[name] = None
+        overwrite(cfg, overrides)
+
+    return overwrite_args_by_name
 
 
 def given_flags(args: object) -> dict[str, Any]:

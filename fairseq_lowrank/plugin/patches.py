@@ -44,6 +44,13 @@ PATCHES: tuple[Patch, ...] = (
     ),
     *group(
         "attention",
+        "attention-flags",
+        {"fairseq.checkpoint_utils.overwrite_args_by_name": flags.override_flags},
+        "fairseq ignores --model-overrides of flags that the checkpoint was saved without.",
+        OUR_FLAGS,
+    ),
+    *group(
+        "attention",
         "build-attention",
         {
             "fairseq.models.build_model": attention.resolve_attention,

@@ -8,6 +8,7 @@ from omegaconf import OmegaConf
 
 pytest.importorskip("fairseq")
 
+from fairseq import checkpoint_utils
 from refused import words_of_refusal
 from tiny_transformer import SIZES, arguments, build, make_task
 
@@ -163,6 +164,23 @@ def test_a_flag_of_another_type_is_refused(flag, value):
     config = argparse.Namespace(**{"attention": "mixhead-a", flag: value})
     with pytest.raises(UserError, match=re.escape(str(value))):
         AttentionOptions.from_args(config)
+
+
+def test_overrides_reach_a_configuration_without_our_flags():
+    """One that was saved without this package, or by a version without the flag."""
+    config = OmegaConf.create(
+        {"model": {"_name": "transformer_lm", "dropout": 0.1}, "task": {"_name": "language_modeling"}}
+    )
+    OmegaConf.set_struct(config, True)
+    checkpoint_utils.overwrite_args_by_name(config, {"attention": "mixhead-b", "dropout": 0.2, "unknown": 1})
+    assert config.model == {"_name": "transformer_lm", "dropout": 0.2, "attention": "mixhead-b"}
+    assert config.task == {"_name": "language_modeling"}
+
+
+def test_a_misspelt_override_is_refused():
+    config = OmegaConf.create({"model": {"_name": "transformer_lm"}})
+    with pytest.raises(UserError, match=r"'head-mixing': unknown. Did you mean 'head_mixing'\?"):
+        checkpoint_utils.overwrite_args_by_name(config, {"head-mixing": "static"})
 
 
 def test_noise_that_stock_attention_computes_past_is_said_to_be(caplog):
