@@ -40,7 +40,9 @@ class TensorTree:
         """Return a copy with other fields, as ``dataclasses.replace``, which compilers before torch 2.7 cannot trace."""
         if not torch.compiler.is_compiling():  # a fifth of the time of building it from its fields
             copied = object.__new__(type(self))
-            vars(copied).update(vars(self), **changes)
+            fields = copied.__dict__
+            fields.update(self.__dict__)
+            fields.update(changes)
             return copied
         return type(self)(
             *[changes[name] if name in changes else getattr(self, name) for name in type(self).__match_args__]
