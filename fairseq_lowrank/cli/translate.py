@@ -53,18 +53,21 @@ def run(args) -> None:
     from fairseq_lowrank.tools.fairseq.translation import Translator
 
     translator = Translator(args.checkpoint, data=args.data, moses=args.moses, subwords=args.subwords)
-    for lines in parts(args.files):
-        for translation in translator.translate(lines, beam=args.beam, lenpen=args.lenpen):
-            _output.say_data(translation)
+    for place, lines in parts(args.files):
+        try:
+            for translation in translator.translate(lines, beam=args.beam, lenpen=args.lenpen):
+                _output.say_data(translation)
+        except UserError as error:
+            raise UserError(f"{place}: {error}") from error
 
 
-def parts(files: list[Path]) -> Iterator[list[str]]:
-    """Yield the lines of each file; without files those of standard input, in a terminal one by one."""
+def parts(files: list[Path]) -> Iterator[tuple[str, list[str]]]:
+    """Yield the name and the lines of each file; without files those of standard input, in a terminal one by one."""
     from fairseq_lowrank.files import read_input, read_lines
 
     if files:
-        yield from (list(read_lines(path)) for path in files)
+        yield from ((str(path), list(read_lines(path))) for path in files)
     elif sys.stdin.isatty():
-        yield from ([line] for line in read_input())
+        yield from (("input", [line]) for line in read_input())
     else:
-        yield list(read_input())
+        yield "input", list(read_input())

@@ -140,6 +140,9 @@ def test_what_cannot_be_translated_is_refused(trained, translation_data, capsys,
     translator = Translator(trained("mixhead-a"))
     with pytest.raises(UserError, match=r"line 2 has 1,501 tokens, and the model allows 1,024\. Split the line"):
         next(translator.translate(["one", "word " * 1500]))
+    (tmp_path / "long.txt").write_text("one\n" + "word " * 1500)
+    assert cli.main(["translate", str(trained("mixhead-a")), str(tmp_path / "long.txt")]) == 2
+    assert f"{tmp_path / 'long.txt'}: line 2 has 1,501 tokens" in capsys.readouterr().err
     with pytest.raises(UserError, match="is not a model of translation"):
         Translator(trained("mixhead-b"))
     with pytest.raises(UserError, match=r"--subwords .*: the words in .* are not cut"):
