@@ -60,7 +60,8 @@ def unmix(state: dict, attentions: tuple[str, ...]) -> dict:
 def score(state: dict, data: Path, corpus: str, generate: list[str]) -> dict:
     """Return the BLEU of a checkpoint on the test set, as the recipes compute it."""
     target = configuration(state, "task", "target_lang")
-    pieces = parse_corpus_name(corpus)[0].remove_bpe
+    declared, values = parse_corpus_name(corpus)
+    pieces = declared.bpe_to_remove(values)
     with tempfile.TemporaryDirectory() as folder:
         checkpoint, output = Path(folder) / "checkpoint.pt", Path(folder) / "generate.out"
         torch.save(state, checkpoint)

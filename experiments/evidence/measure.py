@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import statistics
 import sys
 import time
@@ -31,6 +32,7 @@ from experiments.controlled import matrices, nearest_point, recall
 from experiments.controlled.runs import Journal, Method, origin_here
 from experiments.engine import refuse_dirty
 from fairseq_lowrank.files import regular_file, write_lines
+from fairseq_lowrank.tools.locks import locked
 from fairseq_lowrank.tools.measuring.layers import LayerSubject
 from fairseq_lowrank.tools.measuring.measurement import measure
 from fairseq_lowrank.tools.measuring.subject import BITS, Metric
@@ -335,8 +337,9 @@ def append(path: Path, line: dict) -> None:
 
 def replace(path: Path, line: dict) -> None:
     """Append a line to a file, and remove earlier lines of the same model and seed."""
-    kept = [one for one in read(path) if (one["model"], one["seed"]) != (line["model"], line["seed"])]
-    write_lines(path, map(json.dumps, [*kept, line | origin_here()]))
+    with locked(path.parent, os.O_RDONLY):  # write_lines makes a new file, so a lock on the old one would not hold
+        kept = [one for one in read(path) if (one["model"], one["seed"]) != (line["model"], line["seed"])]
+        write_lines(path, map(json.dumps, [*kept, line | origin_here()]))
 
 
 def main(argv: list[str] | None = None) -> None:

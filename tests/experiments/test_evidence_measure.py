@@ -1,10 +1,12 @@
 """The outcomes of the measurement follow from its results, and the models of known answer are built as said."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from experiments.evidence import measure
+from fairseq_lowrank.tools.locks import locked
 
 ROOT = Path(__file__).resolve().parents[2]
 LINES = measure.read(ROOT / "results" / "evidence-measure.jsonl")
@@ -79,6 +81,19 @@ def test_a_line_replaces_that_of_another_tolerance(tmp_path):
     assert [(one["model"], one["tolerance"]) for one in measure.read(path)] == [("two", 0.01), ("one", 0.002)]
     measure.replace(path, line("two", tolerance=0.002) | {"seed": 2})
     assert len(measure.read(path)) == 3
+
+
+def test_a_line_that_another_process_appends_meanwhile_is_not_lost(tmp_path, monkeypatch):
+    free = []
+
+    def read(path):
+        with locked(path.parent, os.O_RDONLY, wait=False) as handle:
+            free.append(handle is not None)
+        return []
+
+    monkeypatch.setattr(measure, "read", read)
+    measure.replace(tmp_path / "lines.jsonl", line("one"))
+    assert free == [False]
 
 
 def test_the_page_has_the_number_of_right_needs():
