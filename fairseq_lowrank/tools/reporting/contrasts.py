@@ -234,9 +234,11 @@ def compare_rows(
     """
 
     def contrast(name: str, rows: Sequence[str]) -> Contrast:
-        values = [scores(lines, row, logarithm=logarithm) for row in rows]
-        _check_sentences(lines, rows)
         chosen = _latest(lines, rows)
+        having = [any(name in line for name in VALUES) for line in chosen]
+        field = "sentence_values" if all(having) else "value"
+        values = [scores(lines, row, logarithm=logarithm, field=field) for row in rows]
+        _check_sentences(lines, rows)
         _check_units(chosen, rows)
         counted = all("sentence_counts" in line for line in chosen)
         steps = [_step_of_mean(found) for row in values for found in row.values()]
@@ -256,6 +258,8 @@ def compare_rows(
         metrics = sorted({str(line["metric"]) for line in lines if line["row"] in rows})
         unit = ("logarithm of " if logarithm else "") + ", ".join(metrics)
         notes = list(_notes(lines, rows))
+        if any(having) and not all(having):
+            notes.append("not all lines have values of sentences, so tests over sentences are left out")
         if comparison.seeds > 1 and statistics.equal_after_rounding(comparison.seed_means, resolution):
             notes.append(
                 f"the differences of all seeds are equal after rounding, so their spread is unknown: the standard error is set "

@@ -268,6 +268,15 @@ def test_equal_differences_hold_no_prediction_and_a_note_says_why(tmp_path, caps
     assert "equal after rounding" in note and "set to 0.01," in note
 
 
+def test_scores_are_compared_if_only_some_lines_have_sentences():
+    line = {"metric": "accuracy", "split": "test"}
+    lines = [line | {"row": "a", "seed": seed, "value": 0.5, "sentence_values": [0.0, 1.0]} for seed in (1, 2)]
+    lines += [line | {"row": "b", "seed": seed, "value": 0.5 + seed / 4} for seed in (1, 2)]
+    (found,) = compare_rows(lines, [("b", "a")], draws=1)
+    assert found.comparison.seed_means == (0.25, 0.5) and found.comparison.sentences == 1
+    assert "not all lines have values of sentences, so tests over sentences are left out" in found.notes
+
+
 def test_the_resolution_is_that_of_the_scores_that_are_compared():
     counts = {"a": [[10, 10, 8, 6, 4, 2, 10, 9, 8, 7]] * 4, "b": [[10, 10, 7, 6, 4, 2, 10, 9, 8, 7]] * 4}
     values = {("a", seed): [1.0] * (50 + seed) + [0.0] * (50 - seed) for seed in (1, 2, 3)}
