@@ -7,6 +7,7 @@ comparable only within themselves. A run at another scale than the paper's is ma
 from __future__ import annotations
 
 import itertools
+import re
 import shlex
 import statistics
 from collections.abc import Iterable
@@ -43,7 +44,8 @@ AVERAGES = {
 }
 # The paper of the lines of `examples/own/compare.sh`.
 OWN = "own"
-LOWER_IS_BETTER = {"perplexity", "loss", "bits"}
+# A metric with one of these words is better if it is lower.
+LOWER_IS_BETTER = {"perplexity", "ppl", "loss", "nll", "bpc", "error", "wer", "cer", "ter", "mse", "rmse", "mae"}
 # The fields of `way_of`, with what is said of rows that differ in them.
 WAY = {"scoring": "were scored in different ways", "signature": "have different signatures of BLEU"}
 WAY |= {"text": "were scored on different texts", "corpus": "are of different corpora"}
@@ -237,7 +239,8 @@ def family(metric: str) -> str:
 
 def lower_is_better(metric: str) -> bool:
     """Return True for losses, perplexities and errors; all other metrics are scores."""
-    return family(metric) in LOWER_IS_BETTER or "error" in metric.split()
+    words = re.split(r"[\s_-]+", metric.lower())
+    return words == ["bits"] or words[:2] == ["bits", "per"] or not LOWER_IS_BETTER.isdisjoint(words)
 
 
 def collect(lines: list[dict], published: dict | None) -> dict:

@@ -8,6 +8,7 @@ import pytest
 
 from fairseq_lowrank import cli
 from fairseq_lowrank.cli import compare
+from fairseq_lowrank.tools.reporting.comparison import lower_is_better
 from fairseq_lowrank.tools.reporting.contrasts import compare_rows, letters, resolution_of
 
 SCORES = {"mha": {1: 10.0, 2: 11.0, 3: 12.0}, "mixhead-a": {1: 11.0, 2: 13.0, 3: 15.0}, "gain": {2: 11.0, 4: 9.0}}
@@ -266,6 +267,15 @@ def test_equal_differences_hold_no_prediction_and_a_note_says_why(tmp_path, caps
     assert found["outcome"] == "unclear" and found["t_p"] == pytest.approx(0.0955, abs=1e-3)
     [note] = found["notes"]
     assert "equal after rounding" in note and "set to 0.01," in note
+
+
+@pytest.mark.parametrize(
+    ("metric", "lower"),
+    [(name, True) for name in ("Loss", "valid_loss", "bits", "bits per token", "PPL", "WER", "mse", "word error rate")]
+    + [(name, False) for name in ("sacrebleu", "accuracy", "rte", "mrpc-f1", "bits a token that a wrong source costs")],
+)
+def test_the_better_side_follows_from_the_metric(metric, lower):
+    assert lower_is_better(metric) == lower
 
 
 def test_scores_are_compared_if_only_some_lines_have_sentences():
