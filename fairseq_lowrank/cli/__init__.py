@@ -3,7 +3,7 @@
 A command module has ``NAME``, ``HELP`` (one line), a docstring shown by ``--help``, ``add_arguments(parser)``
 and ``run(args)``, which returns an exit status or None. It imports torch and fairseq inside ``run``.
 With ``TAKES_FLAGS = True``, flags that the command does not declare, such as fairseq's, are in ``args.flags``.
-With ``SHOWS_TIME = False``, no line each ten seconds says how long the command has run.
+With ``SHOWS_TIME = False``, no line each ten seconds says how long the command has run. The command line is in ``args.words``.
 """
 
 import argparse
@@ -139,13 +139,16 @@ def run_subcommand(
         if takes_user_dir:
             command.add_argument("--user-dir", **user_dir, default=argparse.SUPPRESS)
     _check_command(parser, modules, argv)
-    args, flags = parser.parse_known_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    args, flags = parser.parse_known_args(words)
+    args.words = words
     if getattr(modules[args.command], "TAKES_FLAGS", False):
         args.flags = flags
     elif flags:
         declared = subparsers.choices[args.command]._option_string_actions
         parser.error(f"unrecognized arguments: {' '.join(flags)}.{messages.did_you_mean(flags[0], declared)}")
     # fairseq's wav2vec sets the level DEBUG for every library when it is imported. The first call of basicConfig wins.
+    level = logging.root.level
     logging.basicConfig(level=logging.WARNING)
     logging.root.setLevel(logging.WARNING)
     try:
@@ -171,6 +174,8 @@ def run_subcommand(
         ):  # the output may be a file, and cannot be flushed
             _output.discard_output()
         return messages.report(error, f"{program} {args.command}")
+    finally:
+        logging.root.setLevel(level)
 
 
 def _list_commands(program: str, modules: dict[str, ModuleType], groups: Sequence[Group]) -> str:

@@ -164,7 +164,7 @@ def refuse_to_replace(args, path: Path, made: Path | None = None) -> None:
 
 def inputs(args) -> list[Path]:
     """Return the files that the other arguments name."""
-    given = [value for name, value in vars(args).items() if name != "output"]
+    given = [value for name, value in vars(args).items() if name not in ("output", "words")]
     names = [one for value in given for one in (value if isinstance(value, (list, tuple)) else [value])]
     return [Path(one) for one in names if isinstance(one, (str, Path)) and os.path.isfile(one)]
 

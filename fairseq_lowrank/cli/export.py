@@ -17,7 +17,7 @@ rounding of float32. The sentences are those of --check FILE, which also tests t
 import importlib.util
 import math
 import shlex
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from fairseq_lowrank import __version__
@@ -103,7 +103,8 @@ def run(args) -> None:
                     f"the exported tokenizer reads {line!r} in another way. Nothing is written. Choose other sentences with --check."
                 )
         comparison = compare(model.search(sentences), after, sentences)
-        (folder / "README.md").write_text(card(model, args.to, str(comparison)), encoding="utf-8")
+        text = card(model, args.to, str(comparison), args.words)
+        (folder / "README.md").write_text(text, encoding="utf-8")
     _output.say(f"{args.output}: {args.checkpoint} for {args.to}\n{comparison}")
 
 
@@ -112,9 +113,14 @@ def to_transformers(model, folder: Path):
 
     from fairseq_lowrank.tools.transformers.export import TransformersModel, write
 
+    shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
-    write(model.exported(), folder)
-    return TransformersModel(folder)
+    try:
+        write(model.exported(), folder)
+        return TransformersModel(folder)
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def to_ctranslate2(model, folder: Path):
@@ -124,8 +130,8 @@ def to_ctranslate2(model, folder: Path):
     return CTranslate2Model(model, folder)
 
 
-def card(model, target: str, comparison: str) -> str:
-    """Return the model card."""
+def card(model, target: str, comparison: str, words: Sequence[str]) -> str:
+    """Return the model card; `words` are those of the command line."""
     exported = model.exported()
     kind = "translation" if exported.translates else "text-generation"
     head = ["---", f"library_name: {target}", f"pipeline_tag: {kind}", "tags:", "- fairseq", "---", ""]
@@ -137,7 +143,7 @@ def card(model, target: str, comparison: str) -> str:
             "",
             "This model was trained with fairseq, and exported by this command:",
             "",
-            f"    fairseq-lowrank {shlex.join(sys.argv[1:])}",
+            f"    fairseq-lowrank {shlex.join(words)}",
             "",
             *exported.card,
             f"- compared with fairseq: {comparison}",

@@ -30,11 +30,14 @@ def add_arguments(parser) -> None:
 
 
 def run(args) -> None:
-    sys.argv = ["fairseq-hydra-train", *with_user_dir(args.overrides)]
     from fairseq_cli import hydra_train
 
-    with help_as_text():
-        hydra_train.cli_main()
+    before, sys.argv = sys.argv, ["fairseq-hydra-train", *with_user_dir(args.overrides)]
+    try:
+        with help_as_text():
+            hydra_train.cli_main()
+    finally:
+        sys.argv = before
 
 
 def with_user_dir(words: list[str]) -> list[str]:

@@ -1,6 +1,7 @@
 """The command line as a whole, and its smallest commands."""
 
 import json
+import logging
 import os
 import re
 import subprocess
@@ -131,6 +132,13 @@ def test_a_checkpoint_that_does_not_exist_is_named_before_another_is_loaded(tmp_
 def test_user_dir_is_the_folder_of_the_package(capsys):
     assert cli.main(["user-dir"]) == 0
     assert Path(capsys.readouterr().out.strip()).samefile(Path(fairseq_lowrank.__file__).parent)
+
+
+@pytest.mark.parametrize("words", [["user-dir"], ["params", "no.pt"]])
+def test_a_command_leaves_the_level_of_logs_as_it_was(words, monkeypatch):
+    monkeypatch.setattr(logging.root, "level", logging.INFO)
+    cli.main(words)
+    assert logging.root.level == logging.INFO
 
 
 def test_env_shows_versions_devices_and_fused_parts(capsys):

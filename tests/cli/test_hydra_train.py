@@ -46,6 +46,7 @@ def hydra_command(monkeypatch, tmp_path, capfd):
             status = end.code or 0
         finally:
             GlobalHydra.instance().clear()
+        assert sys.argv == ["fairseq-lowrank"]
         return status, "".join(capfd.readouterr())
 
     return run

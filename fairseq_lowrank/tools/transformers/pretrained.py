@@ -124,7 +124,7 @@ def source_of(path: Path) -> dict[str, Any]:
 @contextlib.contextmanager
 def reading(folder: Path) -> Iterator[None]:
     """Turn what transformers says of a folder that it cannot read into a UserError; its reports are silent meanwhile."""
-    verbosity = transformers.logging.get_verbosity()
+    verbosity, bars = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     try:
@@ -135,7 +135,8 @@ def reading(folder: Path) -> Iterator[None]:
         raise FlagError("--transformers", folder, f"transformers cannot read it ({reason})", remedy) from error
     finally:
         transformers.logging.set_verbosity(verbosity)
-        transformers.logging.enable_progress_bar()
+        if bars:
+            transformers.logging.enable_progress_bar()
 
 
 def count(model: PreTrainedModel) -> dict:

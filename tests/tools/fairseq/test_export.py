@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -266,6 +267,7 @@ def test_command_writes_a_folder_that_needs_no_fairseq(checkpoint, tmp_path, cap
     assert "exists already" in capsys.readouterr().err
     card = (out / "README.md").read_text()
     assert "`pip install torch transformers safetensors`, and `pip install .` in a clone" in card
+    assert f"    fairseq-lowrank {shlex.join(command)}\n" in card
     assert "Mixhead B" in card and "2 of 2 sentences" in card and "best loss on the validation data" in card
     settings = json.loads((out / "generation_config.json").read_text())
     assert (settings["num_beams"], settings["length_penalty"], settings["max_length"]) == (5, 1.0, 10)
