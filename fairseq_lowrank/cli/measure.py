@@ -78,6 +78,7 @@ def run(args) -> None:
     for label, path in zip(labels, paths, strict=True):
         chosen = {"tolerance": args.tolerance, "layers": not args.no_layers, "quick": args.quick}
         results.append(measurement.measure(load(path, args), label, **chosen, seed=args.seed))
+    spectrum.name_other_sequences(results, "sequences_held_out")
     figures = {NAME: figure.plot_cuts(results)} if args.output else {}
     _output.write(args, NAME, results, [row for result in results for row in rows(result)], figures)
     _output.show(args, results, "\n\n".join(map(as_text, results)))

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_lowrank.cli import _output
-from fairseq_lowrank.files import first_folder
+from fairseq_lowrank.files import first_folder, say
 from fairseq_lowrank.messages import FlagError, UserError, flag_name
 
 NAME = "spectrum"
@@ -110,6 +110,7 @@ def run(args) -> None:
     measure_one = measure_transformers if args.transformers else measure
     measured = (measure_one(path, label, args) for path, label in zip(paths, labels, strict=True))
     results = [result for results in measured for result in results]
+    name_other_sequences(results, "sequences")
     if args.random_mixing and len(results) == len(labels):
         raise UserError(
             "--random-mixing: no checkpoint has one M for all queries, as --attention mixhead-a has. Remove the flag."
@@ -122,6 +123,13 @@ def run(args) -> None:
             figures[f"spectrum-{site}"] = spectrum.plot_mean(shown, site)
     _output.write(args, NAME, results, flat(results), figures)
     _output.show(args, results, as_text(results))
+
+
+def name_other_sequences(results: list[dict], count: str) -> None:
+    """Say so if models read different sequences; `count` is the field with their number."""
+    if len({(result[count], result["mean_length"]) for result in results}) > 1:
+        read = ", ".join(f"{one['label']} {one[count]} of {one['mean_length']:.4g} tokens" for one in results)
+        say(f"the models read different sequences ({read}), so compare them with one --data DIR and one --sequences N")
 
 
 def check_models(args) -> list[Path]:

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from fairseq_lowrank import cli
+from fairseq_lowrank.cli import spectrum
 from fairseq_lowrank.tools.measuring.figure import plot_cuts
 from fairseq_lowrank.tools.measuring.measurement import least_rank, ranks_below
 from fairseq_lowrank.tools.measuring.verdict import LIMIT, judge, sequences_needed, verdicts
@@ -98,7 +99,9 @@ def test_verdict_follows_the_share_of_directions(need, size, verdict):
 def test_two_checkpoints_share_a_figure(trained, tmp_path, capsys):
     command = ["measure", str(trained("stock")), "--compare", str(trained("mhe")), "--sequences", "4", "--json"]
     assert cli.main([*command, "--output", str(tmp_path / "out")]) == 0
-    results = json.loads(capsys.readouterr().out)
+    printed = capsys.readouterr()
+    results = json.loads(printed.out)
+    assert "different sequences" not in printed.err
     assert json.loads((tmp_path / "out" / "measure.json").read_text()) == results
     written = {path.name for path in (tmp_path / "out").iterdir()}
     assert written == {"measure.csv", "measure.json", "measure.pdf", "measure.png"}
@@ -112,6 +115,14 @@ def test_two_checkpoints_share_a_figure(trained, tmp_path, capsys):
     assert thick[0].get_xdata()[0] == 0
     assert thick[0].get_ydata()[0] == pytest.approx(results[0]["cuts"]["scores"]["all"]["ranks"][0]["value"])
     assert {text.get_text() for text in axes.texts} == {"head size 4"}
+
+
+def test_models_that_read_different_sequences_are_named(capsys):
+    found = {"label": "a", "sequences_held_out": 4, "mean_length": 8.5}
+    spectrum.name_other_sequences([found, found | {"label": "b"}], "sequences_held_out")
+    assert not capsys.readouterr().err
+    spectrum.name_other_sequences([found, found | {"label": "b", "mean_length": 9}], "sequences_held_out")
+    assert "different sequences (a 4 of 8.5 tokens, b 4 of 9 tokens), so compare them" in capsys.readouterr().err
 
 
 def test_table_says_verdict_numbers_and_what_a_cut_cannot_show(trained, capsys):
