@@ -44,16 +44,23 @@ def with_logs(tables: list[dict], logs: Iterable[Path]) -> dict[str, list[dict]]
         raise UserError(
             f"--logs {' '.join(map(str, logs))}: no file named train.log. Give logs, or folders with train.log."
         )
+    files = list({file.resolve(): file for file in files}.values())
     if files:
         plots["logs"] = [
             {"label": label, "group": label, "points": read_training_log(file)["epochs"]}
-            for file in files
-            for label in [without_seed(file.parent.name if file.name == "train.log" else file.stem)]
+            for file, label in zip(files, map(without_seed, names_of(files)), strict=True)
         ]
     drawn = {name: found for name, runs in plots.items() if (found := [run for run in runs if is_curve(run)])}
     if files and "logs" not in drawn:
         raise UserError(f"--logs {files[0]}: has only one epoch, which is no curve. Give logs of two or more epochs.")
     return drawn
+
+
+def names_of(logs: list[Path]) -> list[str]:
+    """Return the names of logs, those of their folders if they are called `train.log`; whole paths if two have one name."""
+    paths = [log.parent if log.name == "train.log" else log.with_suffix("") for log in logs]
+    names = [path.absolute().name for path in paths]
+    return names if len(set(names)) == len(names) else list(map(str, paths))
 
 
 def without_seed(name: str) -> str:

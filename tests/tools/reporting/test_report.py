@@ -1,6 +1,7 @@
 import json
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -586,6 +587,24 @@ def test_a_report_of_text_needs_neither_matplotlib_nor_scipy(tmp_path, capsys, m
     (tmp_path / "a.jsonl").write_text(json.dumps(line("h4-mha", 34.1)) + "\n")
     assert cli.main(["report", str(tmp_path)]) == 0
     assert "34.10" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "labels"),
+    [
+        (["one/mha-seed1", "one/mha-seed2", "one/gain-seed1"], ["mha", "mha", "gain"]),
+        (["one/mha-seed1", "two/mha-seed1"], ["one/mha", "two/mha"]),
+        (["one/mha-seed1", "one/../one/mha-seed1"], ["mha"]),
+    ],
+)
+def test_logs_are_one_band_only_if_their_names_differ_in_the_seed(tmp_path, monkeypatch, given, labels):
+    monkeypatch.chdir(tmp_path)
+    epoch = "2026 | INFO | {0} | epoch {1:03d} | loss 8 | wpb 10 | num_updates {1}0 | train_wall 9 | wall 9\n"
+    for folder in map(Path, given):
+        folder.mkdir(parents=True, exist_ok=True)
+        text = "".join(epoch.format(tag, number) for number in (1, 2) for tag in ("valid", "train"))
+        (folder / "train.log").write_text(text)
+    assert [run["group"] for run in with_logs([], list(map(Path, given)))["logs"]] == labels
 
 
 def test_logs_alone_are_drawn(tmp_path):
