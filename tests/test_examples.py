@@ -599,6 +599,7 @@ def test_a_recipe_explains_itself_and_refuses_arguments(name):
         ({"THREADS": "many"}, "THREADS=many: expected a whole number from 1"),
         ({"EXTRA": "--lr '1"}, "EXTRA=--lr '1: no closing quotation"),
         ({"EXTRA": "--no-save"}, "EXTRA=--no-save: --no-save removes the checkpoint to score"),
+        ({"EXTRA": "--checkpoint-suffix=x"}, "--checkpoint-suffix removes the usual name of the checkpoint to score"),
         (
             {"EXTRA": "--log-format=simple"},
             "EXTRA=--log-format=simple: --log-format removes the log",

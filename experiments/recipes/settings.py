@@ -16,6 +16,8 @@ FLAGS_OF_RECIPES = {"--seed": "SEED", "--save-dir": "LOWRANK_WORK", "--user-dir"
 # Flags that remove an output of the training that a recipe needs.
 CONFLICTING_FLAGS = {
     "--no-save": "the checkpoint to score",
+    "--no-last-checkpoints": "the checkpoint from which a training resumes",
+    "--checkpoint-suffix": "the usual name of the checkpoint to score",
     "--disable-validation": "the checkpoint with the best validation score",
     "--log-format": "the log in fairseq's format 'json'",
 }
