@@ -364,7 +364,7 @@ def _adapt_decoders(model: nn.Module, task: object) -> None:
         if hasattr(decoder, "buffered_future_mask") and not getattr(decoder, "cross_self_attention", False):
             decoder.buffered_future_mask = _causal_marker
         if _reads_one_layer(decoder):
-            decoder.need_alignment = bool(getattr(settings, "load_alignments", False))
+            decoder.need_alignment = True if getattr(settings, "load_alignments", False) else None
             # an embedding by convolution has already replaced this method
             stock = vars(decoder).get("extract_features") or functools.partial(type(decoder).extract_features, decoder)
             decoder.extract_features = functools.partial(_extract_features, decoder, stock)
@@ -404,8 +404,12 @@ def _extract_features(
     alignment_heads: int | None = None,
     **others,
 ):
-    """Call `stock`, the decoder's own method, without computing weights that nothing reads."""
-    if alignment_layer is None and not decoder.need_alignment:
+    """Call `stock`, the decoder's own method, without computing weights that nothing reads.
+
+    Hypotheses of a search have weights, unless :func:`compute_weights_where_read` has found that nothing reads them.
+    """
+    read = incremental_state is not None if decoder.need_alignment is None else decoder.need_alignment
+    if alignment_layer is None and not read:
         alignment_layer = -1  # matches no layer
     return stock(
         prev_output_tokens,

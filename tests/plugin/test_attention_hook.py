@@ -11,6 +11,7 @@ pytest.importorskip("fairseq")
 from fairseq import models, options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.modules import MultiheadAttention as StockAttention
+from fairseq.sequence_generator import SequenceGeneratorWithAlignment
 from families import FAMILIES
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
@@ -169,6 +170,27 @@ def test_activation_checkpoints_change_no_gradient(arch):
     assert plain.keys() == checkpointed.keys() and any("mixing" in name for name in plain)
     for name, gradient in plain.items():
         torch.testing.assert_close(checkpointed[name], gradient, atol=1e-4, rtol=1e-3)
+
+
+def test_a_search_of_a_model_that_was_only_built_has_fairseqs_weights():
+    """Such as --eval-bleu, or a program; --eval-bleu-args may ask for alignments."""
+    task = make_task()
+    dictionary = task.source_dictionary
+    stock, ours = (
+        task.build_model(arguments("transformer_iwslt_de_en", *SIZES, *flags)).eval()
+        for flags in ([], ["--attention", "mha"])
+    )
+    ours.load_state_dict(shake(stock).state_dict())
+    source = torch.tensor([[dictionary.pad(), 5, 6, 2], [7, 8, 9, 2]])
+    sample = {"net_input": {"src_tokens": source, "src_lengths": torch.tensor([3, 4])}}
+    found = []
+    for model in (stock, ours):
+        options = {"beam_size": 2, "max_len_a": 0, "max_len_b": 4}
+        search = SequenceGeneratorWithAlignment([model], dictionary, print_alignment="soft", **options)
+        found.append([hypothesis for best in search.generate([model], sample) for hypothesis in best])
+    for expected, hypothesis in zip(*found, strict=True):
+        torch.testing.assert_close(hypothesis["attention"], expected["attention"], atol=1e-6, rtol=0)
+        assert len(hypothesis["alignment"]) == len(expected["alignment"]) > 0
 
 
 @pytest.mark.parametrize("arch", THREE)
