@@ -150,7 +150,9 @@ def fairseq_page() -> str:
         "## Your own plugin",
         "`import fairseq_lowrank.plugin` at the top of your own `--user-dir` is enough. `fairseq-lowrank --user-dir DIR COMMAND` "
         "loads your models too. With Hydra, put a `+` before our options: "
-        "`model=transformer_lm +model.attention=mixhead-b`, because Hydra reads the command line before it imports plugins.",
+        "`model=transformer_lm +model.attention=mixhead-b`, because Hydra reads the command line before it imports plugins. "
+        "If a file of settings has `_name: transformer_lm` under `model`, run `fairseq-lowrank hydra-train`. `fairseq-hydra-train` "
+        "does not know our options there.",
     )
 
 
