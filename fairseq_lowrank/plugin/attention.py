@@ -298,18 +298,22 @@ def _name(model: type, args: object) -> str:
 
 
 def validate_sites(model: nn.Module, options: AttentionOptions, name: str) -> None:
-    """Refuse a chosen site where the model builds its own attention, or has none.
+    """Refuse a chosen site where the model builds its own attention, takes another one from a model inside it, or has none.
 
     Raises:
         UserError: see the messages.
     """
-    elsewhere = foreign.attention_by_site(model)
+    elsewhere = {site: kind.__name__ for site, kind in foreign.attention_by_site(model).items()}
+    for layer in model.modules():
+        # an encoder of a checkpoint has the attention of its own configuration
+        if isinstance(layer, FairseqAttention) and layer.site in options.sites and layer.spec != options.spec:
+            elsewhere.setdefault(layer.site, str(layer.spec))
     covered = [site for site in SITES if site in our_sites(model) and site not in elsewhere]
     for site, kind in elsewhere.items():
         if site in options.sites:
             remedy = f"Add --attention-sites {','.join(covered)}." if covered else SEE_ARCHITECTURES
             raise UserError(
-                f"--attention: {name} builds its own {site} attention ({kind.__name__}), which cannot be replaced. {remedy}"
+                f"--attention: {name} builds its own {site} attention ({kind}), which cannot be replaced. {remedy}"
             )
     if not covered and options.sites == set(SITES):
         raise UserError(f"--attention: {name} has no attention that can be chosen. {SEE_ARCHITECTURES}")

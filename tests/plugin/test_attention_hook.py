@@ -116,23 +116,32 @@ def test_a_stock_model_of_one_seed_is_the_same_after_one_with_our_attention(arch
     assert torch.equal(family.output(first), family.output(second))
 
 
-def test_what_is_chosen_for_one_model_reaches_none_inside_it():
+def build_around(encoder_flags, *flags):
     """A model that builds another, with a configuration of the other's own, as speech models build their encoders."""
 
     class Outer(models.BaseFairseqModel):
         @classmethod
         def build_model(cls, args, task):
             model = cls()
-            model.encoder = task.build_model(arguments("transformer", *SIZES)).encoder
+            model.encoder = task.build_model(arguments("transformer", *SIZES, *encoder_flags)).encoder
             model.decoder = models.ARCH_MODEL_REGISTRY["transformer"].build_model(args, task).decoder
             return model
 
-    args = arguments("transformer", *SIZES, *MIXHEAD, "--attention-sites", "decoder,cross")
-    model = attention.build_with_chosen_attention(
-        Outer, args, task := make_task(), lambda args: Outer.build_model(args, task)
-    )
+    args, task = arguments("transformer", *SIZES, *flags), make_task()
+    return attention.build_with_chosen_attention(Outer, args, task, lambda args: Outer.build_model(args, task))
+
+
+def test_what_is_chosen_for_one_model_reaches_none_inside_it():
+    model = build_around([], *MIXHEAD, "--attention-sites", "decoder,cross")
     assert isinstance(model.decoder.layers[0].self_attn, MultiheadAttention)
     assert isinstance(model.encoder.layers[0].self_attn, StockAttention)
+
+
+@pytest.mark.parametrize("inside", [[], ["--attention", "mha"]])
+def test_another_attention_of_a_model_inside_is_refused(inside):
+    with pytest.raises(UserError, match=r"own encoder attention .* Add --attention-sites decoder,cross\."):
+        build_around(inside, *MIXHEAD)
+    assert build_around(MIXHEAD, *MIXHEAD)
 
 
 def test_hydras_store_and_the_dataclasses_hold_the_flags():
