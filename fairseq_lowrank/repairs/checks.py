@@ -152,11 +152,28 @@ def check_format_of_data(args: argparse.Namespace) -> None:
         raise UserError(f"{FASTA}: fairseq reads this format by a shell. Use mmap or raw.")
 
 
+def check_finetuning(args: argparse.Namespace) -> None:
+    """Refuse ``--finetune-from-model`` without such a file, which fairseq leaves out if it is a folder, or with flags to resume."""
+    path = getattr(args, "finetune_from_model", None)
+    if path is None or program_of(args) is not Program.TRAIN:
+        return
+    names = ("reset_optimizer", "reset_lr_scheduler", "reset_meters", "reset_dataloader")
+    resuming = [flag_name(name) for name in names if getattr(args, name)]
+    if args.restore_file != "checkpoint_last.pt":
+        resuming.append("--restore-file")
+    if resuming:
+        raise UserError(f"{resuming[0]}: does not work with --finetune-from-model {path}. Remove one of the two.")
+    last = os.path.join(args.save_dir, f"checkpoint_last{args.checkpoint_suffix}.pt")
+    if not PathManager.exists(last) and not PathManager.isfile(path):
+        raise UserError(f"--finetune-from-model {path}: no such file. Give the path of a checkpoint.")
+
+
 CHECKS = (
     check_format_of_data,
     check_criterion_of_adaptive_softmax,
     check_precision,
     check_path,
+    check_finetuning,
     check_data,
     check_model_of_task,
     check_language_model_path,
