@@ -169,6 +169,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
     EVAL_LM: [
         ("", "--path: missing"),
         ("--path nope.pt", "--path nope.pt"),
+        ("--path lm.pt:lm.pt", "--path lm.pt:lm.pt: no such file"),
         ("--path mixhead.pt", "is not a language model"),
         ("--path lm.pt --context-window -1", "--context-window -1"),
         ("--path lm.pt --context-window 16", "--context-window"),
@@ -182,6 +183,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("--path mixhead.pt", "--task: missing"),
         ("--task translation --max-tokens 99", "--path: missing"),
         ("--task translation --path nope.pt", "--path nope.pt"),
+        ("--task translation --path lm.pt:lm.pt", "--path lm.pt:lm.pt: no such file"),
         ("--task translation --path mixhead.pt --model-overrides print(3)", "--model-overrides 'print(3)'"),
         ("--task translation --max-tokens 99 --path words.de", "words.de"),
         ("--task translation --max-tokens 99 --path flipped-mixhead.pt", "flipped-mixhead.pt"),

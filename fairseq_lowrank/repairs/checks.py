@@ -39,12 +39,14 @@ def check_precision(args: argparse.Namespace) -> None:
 
 def check_path(args: argparse.Namespace) -> None:
     """Refuse an evaluation without a checkpoint."""
-    if program_of(args) not in EVALUATING:
+    program = program_of(args)
+    if program not in EVALUATING:
         return
     if args.path is None:
         raise UserError("--path: missing. Add a checkpoint, such as --path checkpoints/checkpoint_best.pt.")
     in_one_file = not getattr(args, "checkpoint_suffix", "") and getattr(args, "checkpoint_shard_count", 1) == 1
-    for path in utils.split_paths(args.path):
+    several = program in (Program.GENERATE, Program.INTERACTIVE)
+    for path in utils.split_paths(args.path) if several else [args.path]:
         if in_one_file and not PathManager.isfile(path):
             raise UserError(f"--path {path}: no such file. Give the path of a checkpoint.")
 
