@@ -45,7 +45,7 @@ def check_settings(args: argparse.Namespace, keep: bool = False) -> None:
     given = {argument.name: getattr(args, argument.name) for argument in arguments}
     kept = dict(given)
     if file.exists():
-        kept |= json.loads(file.read_text())
+        kept |= json.loads(file.read_text(encoding="utf-8"))
     elif any((args.output / name).exists() for name in ("bpe.model", "bin")):
         kept |= {argument.name: argument.default for argument in arguments if argument.default and not argument.part}
     elif keep:

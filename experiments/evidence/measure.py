@@ -326,12 +326,12 @@ def of_version(lines: Iterable[dict], first: bool) -> list[dict]:
 
 def read(path: Path) -> list[dict]:
     """Return the lines of a file, none if it does not exist."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
 def append(path: Path, line: dict) -> None:
     """Append a line to a file, with the origin of the code that writes it."""
-    with open(path, "a") as file:
+    with open(path, "a", encoding="utf-8") as file:
         file.write(json.dumps(line | origin_here()) + "\n")
 
 
@@ -358,7 +358,7 @@ def main(argv: list[str] | None = None) -> None:
         refuse_dirty(origin_here()["commit"])
     if args.add:
         name, seed, file = args.add
-        replace(args.results, line_of(name, int(seed), json.loads(Path(file).read_text())[0]))
+        replace(args.results, line_of(name, int(seed), json.loads(Path(file).read_text(encoding="utf-8"))[0]))
     elif not args.print:
         for seed in SEEDS:
             for name, build in MODELS.items():

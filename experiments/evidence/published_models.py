@@ -306,7 +306,7 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(0 if found in done else 1)
     if args.add:
         *row, file = args.add
-        append(args.results, line_of(*row, json.loads(Path(file).read_text())[0]))
+        append(args.results, line_of(*row, json.loads(Path(file).read_text(encoding="utf-8"))[0]))
         return None
     print(table(lines))
     for name, found in outcomes(lines).items():
