@@ -60,7 +60,7 @@ def read_training_log(path: Path) -> dict:
     """Read a fairseq-train log; the run may have been resumed.
 
     Returns:
-        - `updates`.
+        - `updates`: those of the last finished epoch, or of a later validation.
         - `tokens_per_second`: target tokens per second of training steps, without validation and saving; None if unknown. An epoch
           without the one before it in the log does not count, because its start is not known.
         - `valid_perplexity`: the best of all validations, also within epochs; None if there was none.
@@ -108,7 +108,7 @@ def read_training_log(path: Path) -> dict:
         valid_loss = _least([float(valid["loss"])]) if at_end else None
         curve.append({"updates": updates, "train_loss": float(train["loss"]), "valid_loss": valid_loss})
     return {
-        "updates": before,
+        "updates": max([before, *validations]),
         "tokens_per_second": round(tokens / seconds) if seconds else None,
         "valid_perplexity": _least(perplexity for perplexity, _ in validations.values()),
         "valid_loss": _least(loss for _, loss in validations.values()),

@@ -50,6 +50,15 @@ def test_a_training_log_gives_updates_speed_and_curve(tmp_path, text):
     assert run["valid_perplexity"] == 120 and run["valid_loss"] == 6.9
 
 
+def test_the_updates_are_those_of_a_later_validation_too(tmp_path):
+    (tmp_path / "log").write_text(written(EVENTS[:5]))
+    found = logs.read_training_log(tmp_path / "log")
+    assert (found["updates"], found["valid_perplexity"], len(found["epochs"])) == (150, 120, 1)
+    (tmp_path / "log").write_text(written([event for event in EVENTS if event[0] == "train"]))
+    found = logs.read_training_log(tmp_path / "log")
+    assert (found["updates"], found["valid_perplexity"]) == (200, None)
+
+
 def test_a_validation_without_a_number_hides_no_best_one(tmp_path):
     for gone, best in (("256", 120), ("120", 128)):
         (tmp_path / "log").write_text(written(EVENTS).replace(f'"valid_ppl": "{gone}"', '"valid_ppl": "nan"'))
