@@ -77,7 +77,10 @@ def run(args) -> None:
     from fairseq_lowrank.tools.fairseq.advice.lengths import read_lengths
     from fairseq_lowrank.tools.fairseq.architecture import stacks
 
-    model_args, data, vocab_size, break_mode, task = from_checkpoint(args) if args.checkpoint else from_flags(args)
+    model_args, data, (vocab_size, *others), break_mode, task = (
+        from_checkpoint(args) if args.checkpoint else from_flags(args)
+    )
+    target_vocab_size = next((size for size in others if size != vocab_size), None)
     block = getattr(model_args, "tokens_per_sample", None)
     pairs = len(list(stacks(model_args))) == 2
     if args.length is not None:
@@ -97,7 +100,7 @@ def run(args) -> None:
         if "text" in lengths and block and break_mode != "eos":
             # language models read blocks of the text, regardless of sentences
             lengths = {"text": numpy.full(max(1, int(lengths["text"].sum()) // block), block)}
-    summary = checks.ModelSummary(model_args, vocab_size, lengths)
+    summary = checks.ModelSummary(model_args, vocab_size, lengths, target_vocab_size)
     findings = checks.advise_on(summary)
     if not findings:
         reason = "no check applies to it"
@@ -105,6 +108,7 @@ def run(args) -> None:
     about = {
         "architecture": model_args.arch,
         "vocab_size": vocab_size,
+        **({} if target_vocab_size is None else {"target_vocab_size": target_vocab_size}),
         "lengths": {
             name: {"given": args.length} if args.length else heads.describe_lengths(values)
             for name, values in lengths.items()
@@ -197,39 +201,39 @@ def remedies_need(model_args, findings) -> dict | None:
 
 
 def from_flags(args):
-    """Return the model's arguments, data folder, size of the vocabulary, break mode, and task ("" if unknown)."""
+    """Return the model's arguments, data folder, sizes of the vocabularies, break mode, and task ("" if unknown)."""
     import argparse
 
-    from fairseq_lowrank.tools.fairseq.advice.lengths import read_vocab_size
+    from fairseq_lowrank.tools.fairseq.advice.lengths import read_vocab_sizes
     from fairseq_lowrank.tools.fairseq.architecture import parse_architecture
 
     model_args = parse_architecture(args.arch, args.flags)
     if args.vocab_size is None and args.data is None:
         raise FlagError("--arch", args.arch, "the vocabulary's size is unknown", "Add --vocab-size N or --data DIR.")
-    vocab_size = read_vocab_size(args.data) if args.vocab_size is None else args.vocab_size
+    vocab_sizes = read_vocab_sizes(args.data) if args.vocab_size is None else (args.vocab_size,)
     of_the_task = argparse.ArgumentParser(add_help=False)
     of_the_task.add_argument("--sample-break-mode")
-    return model_args, args.data, vocab_size, of_the_task.parse_known_args(args.flags)[0].sample_break_mode, ""
+    return model_args, args.data, vocab_sizes, of_the_task.parse_known_args(args.flags)[0].sample_break_mode, ""
 
 
 def from_checkpoint(args):
     """Return the same values as :func:`from_flags`, from a checkpoint."""
     from fairseq_lowrank.tools.fairseq import checkpoints
-    from fairseq_lowrank.tools.fairseq.advice.lengths import read_vocab_size
+    from fairseq_lowrank.tools.fairseq.advice.lengths import read_vocab_sizes
 
     state = checkpoints.load_state(args.checkpoint)
     data = args.data or first_folder(str(checkpoints.configuration(state, "task", "data")))
-    vocab_size = checkpoints.vocab_size(state) or args.vocab_size
-    if vocab_size is None:
-        vocab_size = read_vocab_size(data)
-    if args.vocab_size not in (None, vocab_size):
-        reason = f"{args.checkpoint} has a vocabulary of {vocab_size}"
+    vocab_sizes = tuple(checkpoints.vocab_sizes(state).values())
+    if not vocab_sizes:
+        vocab_sizes = read_vocab_sizes(data) if args.vocab_size is None else (args.vocab_size,)
+    if args.vocab_size not in (None, vocab_sizes[0]):
+        reason = f"{args.checkpoint} has a vocabulary of {vocab_sizes[0]}"
         raise FlagError("--vocab-size", args.vocab_size, reason, "Remove the flag.")
     if args.data is None and args.length is None and not data.is_dir():
         raise UserError(f"the data folder {data} of {args.checkpoint} does not exist. Add --data or --length.")
     break_mode = checkpoints.configuration(state, "task", "sample_break_mode")
     task = checkpoints.configuration(state, "task", "_name") or checkpoints.configuration(state, "task", "task") or ""
-    return checkpoints.model_arguments(state), data, vocab_size, str(getattr(break_mode, "value", break_mode)), task
+    return checkpoints.model_arguments(state), data, vocab_sizes, str(getattr(break_mode, "value", break_mode)), task
 
 
 def as_text(result: dict, *, everything: bool = False) -> str:
@@ -248,6 +252,8 @@ def as_text(result: dict, *, everything: bool = False) -> str:
         lines += [f"Measured: {verdict['text']}" for verdict in measurement["verdicts"]]
         lines += [measurement["limit"], *wrapped(PUBLISHED, "")]
     vocabulary = "" if result["vocab_size"] is None else f", vocabulary {result['vocab_size']:,}"
+    if "target_vocab_size" in result:
+        vocabulary += f" and {result['target_vocab_size']:,}"
     lines += [*result["verdict"]["lines"], "", f"{result['architecture']}{vocabulary}"]
     for name, stats in result["lengths"].items():
         if "given" in stats:

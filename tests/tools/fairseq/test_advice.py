@@ -12,7 +12,7 @@ from fairseq_lowrank.messages import FlagError
 from fairseq_lowrank.parts import AXES, METHODS, PARTS, PRESETS, Method, register
 from fairseq_lowrank.tools.advice import heads as rule
 from fairseq_lowrank.tools.fairseq.advice import checks
-from fairseq_lowrank.tools.fairseq.advice.lengths import read_lengths, read_vocab_size
+from fairseq_lowrank.tools.fairseq.advice.lengths import read_lengths, read_vocab_sizes
 from fairseq_lowrank.tools.fairseq.advice.remedies import cached
 from fairseq_lowrank.tools.fairseq.architecture import attention_layers, build_model
 from fairseq_lowrank.tools.fairseq.parameters import count
@@ -343,7 +343,7 @@ def test_a_model_of_pairs_takes_no_running_text(monkeypatch, language_model_data
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model.pt").touch()
     args = arguments("transformer", [])
-    found = (args, language_model_data, 99, "none", "translation")
+    found = (args, language_model_data, (99,), "none", "translation")
     monkeypatch.setattr(cli.command_modules(cli)["advise"], "from_checkpoint", lambda args: found)
     assert cli.main(["advise", "--checkpoint", "model.pt"]) == 2
     assert (
@@ -357,9 +357,24 @@ def test_a_checkpoint_keeps_its_own_vocabulary(trained, language_model_data, tra
     assert "--vocab-size 99" in capsys.readouterr().err
     assert cli.main(["advise", "--checkpoint", checkpoint, "--data", str(translation_data)]) == 2
     assert "contains pairs of sentences" in capsys.readouterr().err
-    size = read_vocab_size(language_model_data)
+    [size] = read_vocab_sizes(language_model_data)
     assert cli.main(["advise", "--checkpoint", checkpoint, "--length", "9", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["vocab_size"] == size
+
+
+def test_the_vocabularies_of_source_and_target_are_counted(tmp_path, capsys):
+    for language, words in (("de", 996), ("en", 296)):
+        (tmp_path / f"dict.{language}.txt").write_text("".join(f"{word} 1\n" for word in range(words)))
+    (tmp_path / "train.de-en.de.idx").touch()
+    flags = ["--arch", TRANSLATION, "--data", str(tmp_path), "--length", "9", "--json"]
+    assert cli.main(["advise", *flags]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["vocab_size"], found["target_vocab_size"]) == (1000, 300)
+    sizes = {one["numbers"]["stack"]: one["numbers"] for one in found["findings"] if one["topic"] == "embedding rank"}
+    assert {stack: numbers["vocab_size"] for stack, numbers in sizes.items()} == {"encoder": 1000, "decoder": 300}
+    assert cli.main(["advise", *flags, "--vocab-size", "1000"]) == 0
+    width = sizes["decoder"]["width"]
+    assert json.loads(capsys.readouterr().out)["parameters"] - found["parameters"] == 2 * 700 * width
 
 
 def test_text_read_by_sentences_has_their_lengths(language_model_data, capsys):
@@ -639,7 +654,7 @@ def test_the_command_says_so_if_a_remedy_doubles_the_model(capsys):
 
 def test_a_folder_without_data_is_in_the_fields_of_the_error(tmp_path):
     for folder in (tmp_path, tmp_path / "none"):
-        for read in (read_vocab_size, lambda folder: read_lengths(folder, "train")):
+        for read in (read_vocab_sizes, lambda folder: read_lengths(folder, "train")):
             with pytest.raises(FlagError) as error:
                 read(folder)
             assert (error.value.flag, error.value.value) == ("--data", folder)

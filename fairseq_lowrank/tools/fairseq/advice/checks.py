@@ -67,7 +67,9 @@ def vocabulary_bottleneck(summary: ModelSummary) -> Iterator[Finding]:
 
 def _embedding(summary: ModelSummary, stack: str, layers: int, width: int, heads: int, rank: int) -> Finding:
     """Compare the rank of a stack's embedding with its width."""
-    vocab_size = summary.vocab_size
+    of_target = stack == "decoder" and summary.target_vocab_size is not None
+    name = "target_vocab_size" if of_target else "vocab_size"
+    vocab_size: int = getattr(summary, name)
     numbers = {"stack": stack, "width": width, "embedding_rank": rank, "vocab_size": vocab_size}
     about = f"{stack}: width d = {width}; the input embedding has rank {rank} at most (vocabulary {vocab_size:,})."
     source = f"{WIES}, theorems 1 and 2, §5.1 and §5.2"
@@ -88,7 +90,7 @@ def _embedding(summary: ModelSummary, stack: str, layers: int, width: int, heads
         changes.append(Change(f"{deepen}, for as many parameters in the layers", None))
     if vocab_size <= rank:
         more = f"a vocabulary of at least {width:,} (subwords in place of characters)"
-        changes += summary.priced(more, vocab_size=width)
+        changes += summary.priced(more, **{name: width})
     elif vocab_size >= width and getattr(summary.args, "embed_rank", None):
         changes += summary.priced("no --embed-rank", embed_rank=None, decoder_input_dim=width)
     elif vocab_size >= width and stack == "decoder":

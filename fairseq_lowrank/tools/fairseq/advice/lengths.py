@@ -33,13 +33,14 @@ def read_lengths(folder: Path, subset: str) -> dict[str, numpy.ndarray]:
     return found
 
 
-def read_vocab_size(folder: Path) -> int:
-    """Return the size of the dictionary (the source's if there are two), fairseq's special symbols included."""
-    source, _ = _language_pair(folder)
-    file = folder / (f"dict.{source}.txt" if source else "dict.txt")
-    if not file.is_file():
-        raise FlagError("--data", folder, f"has no {file.name}", "Add --vocab-size N.")
-    return len(Dictionary.load(str(file)))
+def read_vocab_sizes(folder: Path) -> tuple[int, ...]:
+    """Return the size of the dictionary, or of those of source and target, fairseq's special symbols included."""
+    source, target = _language_pair(folder)
+    files = [folder / name for name in ((f"dict.{source}.txt", f"dict.{target}.txt") if source else ("dict.txt",))]
+    for file in files:
+        if not file.is_file():
+            raise FlagError("--data", folder, f"has no {file.name}", "Add --vocab-size N.")
+    return tuple(len(Dictionary.load(str(file))) for file in files)
 
 
 def _language_pair(folder: Path) -> tuple[str | None, str | None]:

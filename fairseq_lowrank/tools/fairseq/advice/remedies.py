@@ -30,13 +30,16 @@ class ModelSummary(Heads):
     Args:
         args: see :func:`~fairseq_lowrank.tools.fairseq.architecture.parse_architecture`.
         lengths: see :func:`~.lengths.read_lengths`; sites without lengths are not judged.
+        target_vocab_size: size of the dictionary of the target, if it has another one.
     """
 
-    def __init__(self, args: Namespace, vocab_size: int, lengths: dict[str, numpy.ndarray]) -> None:
+    def __init__(
+        self, args: Namespace, vocab_size: int, lengths: dict[str, numpy.ndarray], target_vocab_size: int | None = None
+    ) -> None:
         ours = our_arguments(args)
-        self.args, self.vocab_size = ours or args, vocab_size
+        self.args, self.vocab_size, self.target_vocab_size = ours or args, vocab_size, target_vocab_size
         self.options = AttentionOptions.from_args(ours) if ours else None
-        self.model = build_model(self.args, vocab_size)
+        self.model = build_model(self.args, vocab_size, target_vocab_size)
         self.total, self.cached = count(self.model)["total"], cached(self.model)
         sites: dict[str, Any] = {}
         for layer in attention_layers(self.model):
@@ -46,7 +49,13 @@ class ModelSummary(Heads):
         super().__init__(sites, lengths_by_site(lengths) if lengths else {}, causal)
 
     def priced(
-        self, text: str = "", time: float | None = None, *, vocab_size: int | None = None, **changes: Any
+        self,
+        text: str = "",
+        time: float | None = None,
+        *,
+        vocab_size: int | None = None,
+        target_vocab_size: int | None = None,
+        **changes: Any,
     ) -> list[Change]:
         """Return a remedy with its parameters, cache and recorded time; none if the model refuses the changes.
 
@@ -59,7 +68,7 @@ class ModelSummary(Heads):
         args = copy(self.args)
         vars(args).update(changes)
         try:
-            model = build_model(args, vocab_size or self.vocab_size)
+            model = build_model(args, vocab_size or self.vocab_size, target_vocab_size or self.target_vocab_size)
         except ValueError:
             return []
         text = text or " ".join(f"--{name.replace('_', '-')} {value}" for name, value in changes.items())
