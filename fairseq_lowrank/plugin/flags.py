@@ -21,7 +21,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from fairseq_lowrank.attention import AXES, PRESETS, AttentionConfig, AttentionSpec
-from fairseq_lowrank.messages import IMPORT_PLUGIN, UserError, did_you_mean
+from fairseq_lowrank.messages import IMPORT_PLUGIN, UserError, did_you_mean, flag_name
 from fairseq_lowrank.ops import BACKENDS
 from fairseq_lowrank.parts import MODULE_AXES, PARTS, PLAIN, SLOTS, Axis, parts_of
 from fairseq_lowrank.plugin.layer import FairseqAttention
@@ -364,11 +364,15 @@ class AttentionOptions:
                 embedding size, which fairseq's ``--scale-heads`` needs because it scales slices of the output.
         """
         spec = self.spec_at(site)
-        if not spec.is_default("score") and site == "decoder" and not sizes.get("self_attention", True):
-            raise UserError(
-                f"--cross-self-attention does not work with --attention-score {spec.score}: encoder states have no position "
-                "among the keys. Remove one of the two."
-            )
+        if site == "decoder" and not sizes.get("self_attention", True):
+            for axis, part in spec.parts:
+                if (axis == "score" and not spec.is_default(axis)) or (
+                    axis in MODULE_AXES and part.needs_self_attention()
+                ):
+                    raise UserError(
+                        f"--cross-self-attention does not work with {flag_name(AXES[axis].flag)} {getattr(spec, axis)}: encoder "
+                        "states have no position among the keys. Remove one of the two, or add --attention-sites encoder."
+                    )
         try:
             layer = FairseqAttention(
                 AttentionConfig(

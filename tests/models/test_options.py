@@ -109,6 +109,20 @@ def test_what_the_model_would_ignore_is_refused(flags, message, capsys):
     assert message in words_of_refusal(capsys, arguments, *flags, "--attention", "mixhead-a")
 
 
+@pytest.mark.parametrize(
+    ("flags", "choice"),
+    [
+        (["--attention-score", "relative"], "--attention-score relative"),
+        (["--attention", "alibi"], "--score-bias alibi"),
+        (["--attention", "xsa"], "--head-output exclusive"),
+    ],
+)
+def test_attention_that_reads_positions_refuses_cross_self_attention(flags, choice, capsys):
+    words = [ARCH, "--cross-self-attention", "--attention-sites", "encoder,decoder", *flags]
+    assert f"--cross-self-attention does not work with {choice}" in words_of_refusal(capsys, arguments, *words)
+    assert build(ARCH, *SIZES, "--cross-self-attention", "--attention-sites", "encoder", *flags)
+
+
 def test_a_flag_for_an_axis_wins_over_the_preset():
     flags = ["--attention", "mhe-mul", "--head-mixing", "static", "--attention-activation", "sigsoftmax"]
     spec = AttentionSpec(projection="head-embedding-mul", activation="sigsoftmax", mixing="static")
