@@ -213,6 +213,12 @@ def resolution_of(lines: Iterable[dict], *, logarithm: bool = False) -> float:
     return step / min(values) if logarithm else step
 
 
+def _is_mean_of_sentences(line: dict) -> bool:
+    """Return True if a line's score is the mean over its sentences up to rounding, or has no values of sentences."""
+    mean = float(np.mean(line.get("sentence_values", line["value"])))
+    return math.isclose(mean, line["value"], rel_tol=0.01, abs_tol=resolution_of([line]))
+
+
 def _step_of_mean(values: np.ndarray) -> float:
     """Return the least change of a mean over sentences if one of them gets the value of another one."""
     return float(np.diff(np.unique(values.astype(float))).min(initial=math.inf)) / len(values)
@@ -258,6 +264,8 @@ def compare_rows(
         metrics = sorted({str(line["metric"]) for line in lines if line["row"] in rows})
         unit = ("logarithm of " if logarithm else "") + ", ".join(metrics)
         notes = list(_notes(lines, rows))
+        if field == "sentence_values" and not all(map(_is_mean_of_sentences, chosen)):
+            notes.append("the means over sentences differ from the scores of the lines; the means are compared")
         if any(having) and not all(having):
             notes.append("not all lines have values of sentences, so tests over sentences are left out")
         if comparison.seeds > 1 and statistics.equal_after_rounding(comparison.seed_means, resolution):

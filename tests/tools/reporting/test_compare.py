@@ -287,6 +287,13 @@ def test_scores_are_compared_if_only_some_lines_have_sentences():
     assert "not all lines have values of sentences, so tests over sentences are left out" in found.notes
 
 
+@pytest.mark.parametrize(("value", "noted"), [(0.5, False), (0.6, False), (50, True)])
+def test_sentences_on_another_scale_than_the_scores_are_noted(value, noted):
+    line = {"metric": "accuracy", "seed": 1, "value": value, "sentence_values": [0.0, 1.0]}
+    (found,) = compare_rows([line | {"row": row} for row in "ab"], [("a", "b")], draws=1)
+    assert any("means over sentences differ" in note for note in found.notes) == noted
+
+
 def test_the_resolution_is_that_of_the_scores_that_are_compared():
     counts = {"a": [[10, 10, 8, 6, 4, 2, 10, 9, 8, 7]] * 4, "b": [[10, 10, 7, 6, 4, 2, 10, 9, 8, 7]] * 4}
     values = {("a", seed): [1.0] * (50 + seed) + [0.0] * (50 - seed) for seed in (1, 2, 3)}
