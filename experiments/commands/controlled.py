@@ -72,16 +72,20 @@ def run(args) -> None:
     from experiments.controlled import TASKS
     from experiments.controlled.runs import TaskEngine, lines_of
 
-    torch.set_num_threads(1)  # more threads are slower for such small problems
     task = TASKS[args.task]
     if not args.no_runs:
         runs = task.runs(args.seeds, quick=args.quick, steps=args.steps)
         runs = [run for run in runs if wanted.fullmatch(run.setting_name)]
         if not runs:
             raise UserError(f"--rows {args.rows!r}: no row of {args.task} matches. Change the expression.")
-        with tqdm(bar_format="{desc}", disable=None, leave=False) as status:
-            say = functools.partial(status.write, file=sys.stderr)
-            TaskEngine(task, runs, args.results, args.log, say, status.set_description_str).run_rows()
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)  # more threads are slower for such small problems
+        try:
+            with tqdm(bar_format="{desc}", disable=None, leave=False) as status:
+                say = functools.partial(status.write, file=sys.stderr)
+                TaskEngine(task, runs, args.results, args.log, say, status.set_description_str).run_rows()
+        finally:
+            torch.set_num_threads(before)
     lines = lines_of(task, args.results, args.steps)
     suffix = "" if args.steps in (None, task.STEPS) else f"-{args.steps}-updates"
     lines = [line for line in lines if wanted.fullmatch(line["row"].removesuffix(suffix))]

@@ -64,8 +64,12 @@ def add_arguments(parser) -> None:
 def run(args) -> None:
     import torch
 
+    before = torch.get_num_threads()
     torch.set_num_threads(1)  # more threads are slower for such small matrices
-    (run_theorem_1 if args.theorem == 1 else run_theorem_2)(args)
+    try:
+        (run_theorem_1 if args.theorem == 1 else run_theorem_2)(args)
+    finally:
+        torch.set_num_threads(before)
 
 
 def run_theorem_1(args) -> None:

@@ -274,8 +274,12 @@ class RecipeEngine(Engine[Run]):
         import torch
 
         # as the commands have, so that rows at the same time do not share cores
+        before = torch.get_num_threads()
         torch.set_num_threads(self.settings.threads)
-        return {"losses": losses(run, min(self.recipe.fit, SMOKE_FIT) if self.settings.smoke else self.recipe.fit)}
+        try:
+            return {"losses": losses(run, min(self.recipe.fit, SMOKE_FIT) if self.settings.smoke else self.recipe.fit)}
+        finally:
+            torch.set_num_threads(before)
 
     def keep_log(self, run: Run) -> str:
         """Pack a run's log next to the results, without this machine's paths. Return its path from the results' folder.

@@ -53,12 +53,9 @@ def test_losses_are_computed_with_the_threads_of_the_commands(recipe, settings, 
     monkeypatch.setattr(engines, "losses", lambda run, fit: used.append(torch.get_num_threads()) or {})
     own = recipe(mha="--attention mha")
     own.fit = 10
-    try:
-        for threads in (1, 2):
-            engine(own, settings(threads=threads)).losses_of(None)
-    finally:
-        torch.set_num_threads(before)
-    assert used == [1, 2]
+    for threads in (1, 2):
+        engine(own, settings(threads=threads)).losses_of(None)
+    assert used == [1, 2] and torch.get_num_threads() == before
 
 
 def test_fairseq_gets_the_plugin_of_the_recipe_and_what_it_registers_is_there(
