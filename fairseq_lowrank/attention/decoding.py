@@ -76,7 +76,7 @@ class LayerCache(NamedTuple):
         A small cache has no buffer. While gradients are recorded, nothing is written in place either.
         """
         tensors, buffer = self.tensors, self.buffer
-        first, *_ = tensors.values()
+        first = next(iter(tensors.values()))
         if padding is not None or self.padding is not None:
             padding = _join_padding(self.padding, padding, first, next(iter(new.values())).size(2))
         if (buffer is None and first.numel() <= SMALL_CACHE) or torch.is_grad_enabled():
