@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
-from experiments import __main__ as experiments
 from experiments.recipes.recipe import Recipe
+from fairseq_lowrank import cli
 from fairseq_lowrank.tools.reporting.results import read_results
 
 SHORT = {"generate": ("--beam", "1", "--max-len-b", "5")}
@@ -26,7 +26,7 @@ def test_a_recipe_with_fit_records_losses_that_are_compared_by_sentence(recipe, 
     assert lines["mha"]["losses"]["valid"]["bits"] == pytest.approx(lines["mha"]["curve"][-1]["valid_loss"], abs=2e-3)
     capsys.readouterr()
     asked = ["--pair", "mha", "gain", "--metric", "bits", "--split", "fit", "--json"]
-    assert experiments.main(["compare", str(settings.results), *asked]) == 0
+    assert cli.main(["compare", str(settings.results), *asked]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     losses = [lines[name]["losses"]["fit"]["bits"] for name in ("mha", "gain")]
     assert (row["sentences"], row["notes"][0]) == (50, "one seed: other seeds may differ")
