@@ -305,7 +305,7 @@ def validate_sites(model: nn.Module, options: AttentionOptions, name: str) -> No
     """
     elsewhere = {site: kind.__name__ for site, kind in foreign.attention_by_site(model).items()}
     for layer in model.modules():
-        # an encoder of a checkpoint has the attention of its own configuration
+        # an encoder that comes from a checkpoint has the attention that the checkpoint was trained with
         if isinstance(layer, FairseqAttention) and layer.site in options.sites and layer.spec != options.spec:
             elsewhere.setdefault(layer.site, str(layer.spec))
     covered = [site for site in SITES if site in our_sites(model) and site not in elsewhere]

@@ -172,7 +172,7 @@ def _preference(call: AttentionCall) -> tuple[ModuleType, ...]:
     prefer = _PREFERENCES.get(v.device.type, _ANY_DEVICE)
     fused: tuple[ModuleType, ...] = ()
     if mixes and v.dtype not in prefer.triton and not is_traced(v) and call.scores.shape[2] == 1:
-        return (reference,)  # found with few questions, for each step of decoding asks them
+        return (reference,)  # checked first, because every decoding step comes here
     if v.dtype in prefer.triton and triton.unsupported_reason(call) is None:
         names = gpu_times.kernels(call)
         # A traced call is not tried on its device, so it takes only kernels that were timed or compiled elsewhere.
