@@ -310,6 +310,16 @@ def test_all_scores_of_a_single_query_are_computed_at_once(groups):
     assert operation._preference(operation_call(built, "cpu"))[0] is operation.reference
 
 
+@pytest.mark.parametrize("mixing", ["none", "static"])
+def test_a_traced_call_has_one_choice_for_all_lengths(mixing):
+    built = problem("none", (4, 4), "softmax", ("none", mixing), 0.0)
+    choices = []
+    for queries in (LENGTH, 1):
+        built["q"] = built["q"][:, :, :queries]
+        choices.append(operation._preference(call_of(**built).map_tensors(lambda tensor: tensor.to("meta"))))
+    assert choices[0] == choices[1]
+
+
 def test_a_backend_that_does_not_run_here_is_passed_over_and_refused_by_name(monkeypatch):
     built = problem("causal", (4, 4), "softmax", ("none", "none"), 0.0)
     expected, _ = attend(**built, backend="blocked")
