@@ -34,7 +34,7 @@ from experiments.engine import refuse_dirty
 from fairseq_lowrank.files import regular_file, write_lines
 from fairseq_lowrank.tools.locks import locked
 from fairseq_lowrank.tools.measuring.layers import LayerSubject
-from fairseq_lowrank.tools.measuring.measurement import measure
+from fairseq_lowrank.tools.measuring.measurement import lower_end, measure
 from fairseq_lowrank.tools.measuring.subject import BITS, Metric
 from fairseq_lowrank.tools.measuring.verdict import TOLERANCE
 
@@ -252,6 +252,12 @@ def loss_at(line: dict, rank: int) -> float:
     return dict(line["ranks"])[rank] * abs(line["value"]) * line.get("worth_share", 1)
 
 
+def interval(line: dict) -> tuple[int, int]:
+    """Return the interval of the need. Lines from before version 0.3 have a tried rank as its lower end, which is too high."""
+    low, high = line["interval"]
+    return lower_end(low, (rank for rank, _ in line["ranks"])), high
+
+
 def line_of(model: str, seed: int, result: dict) -> dict:
     """Return the numbers of a measurement that the page shows."""
     curve, values = result["cuts"]["scores"]["all"], result["cuts"]["values"]["all"]
@@ -290,7 +296,7 @@ def table(lines: Iterable[dict]) -> str:
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for line in lines:
-        low, high = line["interval"]
+        low, high = interval(line)
         answer = " to ".join(map(str, dict.fromkeys(ANSWERS.get(line["model"], ("–",)))))
         needs = [
             f"{rank} of {line['size']} ({low} to {high})" if share == line["tolerance"] else str(rank)
@@ -310,7 +316,7 @@ def first_table(lines: Iterable[dict]) -> str:
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for line in lines:
-        low, high = line["interval"]
+        low, high = interval(line)
         need = f"{line['need']} of {line['size']} ({low} to {high})"
         rows.append(f"| {line['model']}, {line['seed']} | {line['value']:.3g} | {need} | {_energy(line)}")
     return "\n".join(rows)

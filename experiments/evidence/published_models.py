@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from experiments.controlled.runs import origin_here
-from experiments.evidence.measure import PREDICTED, append, need, read
+from experiments.evidence.measure import PREDICTED, append, interval, need, read
 from fairseq_lowrank.tools.measuring.verdict import TOLERANCE
 
 ROOT = Path(__file__).parents[2]
@@ -131,7 +131,8 @@ def texts_agree(lines: list[Line]) -> str:
         for other in of(lines, line["model"]):
             if line["setting"] == other["setting"] and line["text"] < other["text"]:
                 compared.add(line["model"])
-                if line["interval"][0] > other["interval"][1] or other["interval"][0] > line["interval"][1]:
+                (low, high), (other_low, other_high) = interval(line), interval(other)
+                if low > other_high or other_low > high:
                     apart.add(line["model"])
     if compared != set(MODELS):
         return "not run"
@@ -219,7 +220,7 @@ def table(lines: Iterable[Line]) -> str:
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for line in lines:
-        low, high = line["interval"]
+        low, high = interval(line)
         others = [f"{need} at {100 * share:g} %" for share, need in line["needs"] if share != line["tolerance"]]
         earlier = "" if line["tolerance"] == TOLERANCE else f", at {100 * line['tolerance']:g} %"
         rows.append(

@@ -28,6 +28,7 @@ def line(model, need, text="wikitext-2", own=10, interval=None, size=32, toleran
         "need": need,
         "own": own,
         "interval": interval or [need, need],
+        "ranks": [[rank, 0.0] for rank in range(size + 1)],
         "by_layer": [],
         "directions_90": 7,
     }

@@ -271,7 +271,7 @@ class _Trial:
         return curve, found
 
     def _interval(self, cost: Callable[..., float], found: dict[int, Values], indices: list[int]) -> list[int]:
-        """Return the 95 % interval of the need when sequences are drawn again with replacement."""
+        """Return the 95 % interval of the need when sequences are drawn again with replacement. Its upper end is a tried rank."""
         generator = torch.Generator().manual_seed(self.seed)
         draws = torch.randint(len(indices), (RESAMPLES, len(indices)), generator=generator).tolist()
         needs = []
@@ -279,7 +279,8 @@ class _Trial:
             chosen = [indices[position] for position in draw]
             needs.append(least_rank(lambda rank, chosen=chosen: cost(rank, chosen), found, self.tolerance))
         needs.sort()
-        return [needs[math.floor(0.025 * (RESAMPLES - 1))], needs[math.ceil(0.975 * (RESAMPLES - 1))]]
+        low, high = needs[math.floor(0.025 * (RESAMPLES - 1))], needs[math.ceil(0.975 * (RESAMPLES - 1))]
+        return [lower_end(low, found), high]
 
 
 def least_rank(cost: Callable[[int], float], ranks: Iterable[int], tolerance: float) -> int:
@@ -291,6 +292,11 @@ def least_rank(cost: Callable[[int], float], ranks: Iterable[int], tolerance: fl
             break
         need = rank
     return need
+
+
+def lower_end(low: int, tried: Iterable[int]) -> int:
+    """Return the least need that :func:`least_rank` rounds up to ``low``: the rank after the tried rank below it."""
+    return 1 + max((rank for rank in tried if rank < low), default=-1)
 
 
 def _describe(layer: Layer, found, probe: Probe) -> dict[str, object]:

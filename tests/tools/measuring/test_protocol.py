@@ -133,18 +133,18 @@ def test_interval_has_the_middle_95_percent_of_draws():
     trial = _Trial(None, None, 0.45, 1, False, None)
 
     def cost(rank, chosen):
-        return 0.0 if rank == 2 else sum(hard[index] for index in chosen) / len(chosen)
+        return 2.0 - rank if rank != 1 else sum(hard[index] for index in chosen) / len(chosen)
 
-    assert trial._interval(cost, {1: None, 2: None}, list(range(10))) == [1, 2]
+    assert trial._interval(cost, {0: None, 1: None, 2: None}, list(range(10))) == [1, 2]
     trial.tolerance = 0.55  # six or more: 0.6 % of draws
-    assert trial._interval(cost, {1: None, 2: None}, list(range(10))) == [1, 1]
+    assert trial._interval(cost, {0: None, 1: None, 2: None}, list(range(10))) == [1, 1]
     trial.tolerance = 0.05  # one or more: 89 % of draws
-    assert trial._interval(cost, {1: None, 2: None}, list(range(10))) == [1, 2]
+    assert trial._interval(cost, {0: None, 1: None, 2: None}, list(range(10))) == [1, 2]
     hard = dict.fromkeys(range(10), 1.0) | {0: 0.0, 1: 0.0}
     trial.tolerance = 0.55  # cheap if five or more are easy
-    assert trial._interval(cost, {1: None, 2: None}, list(range(10))) == [1, 2]
+    assert trial._interval(cost, {0: None, 1: None, 2: None}, list(range(10))) == [1, 2]
     trial.tolerance = 0.45  # cheap if six or more are easy: 0.6 % of draws
-    assert trial._interval(cost, {1: None, 2: None}, list(range(10))) == [2, 2]
+    assert trial._interval(cost, {0: None, 1: None, 2: None}, list(range(10))) == [2, 2]
 
 
 def trial_of(size, tolerance, loss, tokens=lambda index: 1.0, quick=False, **options):
@@ -179,6 +179,14 @@ def test_interval_is_that_of_the_sequences_drawn():
     """Cuts to ranks 1 and 2 cost 1 % of what attention is worth, by one sequence of ten, which a quarter of draws has twice."""
     found = trial_of(3, 0.015, lambda rank, index: 10.0 if rank == 0 else float(index == 0 and rank < 3))
     assert found["need"] == 1 and found["interval"] == [1, 3]
+
+
+def test_interval_holds_every_need_that_rounds_up_to_its_lower_end():
+    """Ranks 0, 16, 24 and 32 are tried. Draws whose need is 17 are told 24, so the lower end is 17."""
+    trial = _Trial(None, None, 0.5, 1, False, None)
+    found = dict.fromkeys((0, 16, 24, 32))
+    assert trial._interval(lambda rank, chosen: float(rank < 20), found, [0, 1]) == [17, 24]
+    assert trial._interval(lambda rank, chosen: 0.0, found, [0, 1]) == [0, 0]
 
 
 def test_long_sequences_weigh_more():
