@@ -271,7 +271,7 @@ class _Trial:
         return curve, found
 
     def _interval(self, cost: Callable[..., float], found: dict[int, Values], indices: list[int]) -> list[int]:
-        """Return the 95 % interval of the need when sequences are drawn again with replacement. Its upper end is a tried rank."""
+        """Return the 95 % interval of the need when sequences are drawn again with replacement, rounded outwards to tried ranks."""
         generator = torch.Generator().manual_seed(self.seed)
         draws = torch.randint(len(indices), (RESAMPLES, len(indices)), generator=generator).tolist()
         needs = []
