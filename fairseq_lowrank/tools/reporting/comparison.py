@@ -201,9 +201,10 @@ def scores_of(line: dict, published: dict | None = None) -> dict[tuple[str, str]
     """Return every score of a line, by metric and split; its training perplexity only if the paper prints one."""
     scores = {(line["metric"], line["split"]): line["value"]}
     printed = (published or {}).get("values", {}).get("perplexity", {})
-    if "train" in printed and line.get("curve"):
+    last = (line.get("curve") or [{}])[-1].get("train_loss")
+    if "train" in printed and last is not None:
         # the loss is in base 2, averaged over the updates of the last epoch
-        scores["perplexity", "train"] = 2 ** line["curve"][-1]["train_loss"]
+        scores["perplexity", "train"] = 2**last
     for name, where in ADDED_SCORES.items():
         if line.get(name) is not None:
             scores[where or ("tokenised_bleu", line["split"])] = line[name]

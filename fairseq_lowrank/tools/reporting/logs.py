@@ -17,6 +17,11 @@ FROM_SCRATCH = "No existing checkpoint found"
 """What fairseq-train logs if it does not resume."""
 _LOADED = re.compile(r"Loaded checkpoint .* \(epoch \d+ @ (\d+) updates\)")
 """What it logs if it loads a checkpoint; a fine-tuning starts with 0 updates."""
+# The last report of a line: in JSON, of an epoch, or of a subset without an epoch, as fairseq-validate logs it.
+_REPORT = re.compile(
+    r".*(?P<text>(?P<json>\{\"[^{}]*\})|epoch \d+ \| (?:valid on '(?P<subset>[^']+)' subset \| )?.*"
+    r"|(?<!\d \| )valid on '(?P<alone>[^']+)' subset \| .*)"
+)
 # The fields that are read of a report; a line that was cut has fewer.
 _FIELDS = {"train": {"epoch", "num_updates", "loss", "wpb", "train_wall"}, "valid": {"epoch", "num_updates", "loss"}}
 
@@ -24,21 +29,22 @@ _FIELDS = {"train": {"epoch", "num_updates", "loss", "wpb", "train_wall"}, "vali
 def progress(line: str) -> tuple[str, dict[str, str]] | None:
     """Return the tag (train, train_inner, valid, …) and the fields of a line that reports progress, else None.
 
-    The line has the format of `--log-format json`, or of `simple` at an epoch's end: fairseq's default, and that of older results.
+    The report has the format of `--log-format json`, or at an epoch's end that of `simple` and `tqdm`. Text before it does not
+    count: date and level of fairseq or Hydra, nothing in a `--log-file`, or a line that was cut.
     """
-    parts = line.rstrip("\n").split(" | ", 3)  # date, level, tag, text
-    if len(parts) < 4:
+    if (found := _REPORT.fullmatch(line.rstrip("\r\n"))) is None:
         return None
-    tag, text = parts[2:]
-    if text.startswith('{"'):
-        try:
-            fields = json.loads(text)
-        except ValueError:  # the line is not whole yet
-            return None
-        return tag, {name.removeprefix(f"{tag}_"): str(value) for name, value in fields.items()}
-    if text.startswith("epoch ") and " | " in text:
+    text = found["text"]
+    if found["json"] is None:
+        tag = found["subset"] or found["alone"] or "train"
         return tag, dict(field.rsplit(" ", 1) for field in text.split(" | ") if " " in field)
-    return None
+    try:
+        fields = json.loads(text)
+    except ValueError:  # the line is not whole yet
+        return None
+    named = (name.removesuffix("_loss") for name in fields if name.endswith("_loss"))
+    tag = "train_inner" if "update" in fields else next(named, None)
+    return tag and (tag, {name.removeprefix(f"{tag}_"): str(value) for name, value in fields.items()})
 
 
 def batches(line: str) -> tuple[int, int] | None:
@@ -63,10 +69,10 @@ def read_training_log(path: Path) -> dict:
         - `updates`: those of the last finished epoch, or of a later validation.
         - `tokens_per_second`: target tokens per second of training steps, without validation and saving; None if unknown. An epoch
           without the one before it in the log does not count, because its start is not known.
-        - `valid_perplexity`: the best of all validations, also within epochs; None if there was none.
+        - `valid_perplexity`: the best finite one of all validations, also within epochs; None if there was none.
         - `valid_loss`: its logarithm, the loss in bits per token without label smoothing.
         - `epochs`: a list with `updates`, `train_loss` and `valid_loss` (both in base 2) of each finished epoch. The validation loss
-          is that of the epoch's end; None if there was none, or it is not a number.
+          is that of the epoch's end; None if there was none. A loss that is not a finite number is None too.
 
     Raises:
         UserError: the log has no finished epoch.
@@ -95,7 +101,9 @@ def read_training_log(path: Path) -> dict:
                 validations[updates] = float(fields.get("ppl", "nan")), loss
     finished = {number: epoch for number, epoch in sorted(epochs.items()) if "train" in epoch}
     if not finished:
-        raise UserError(f"{path} has no finished epoch. Give the log of a fairseq-train that finished one.")
+        raise UserError(
+            f"{path} has no finished epoch. Give the log of a fairseq-train that finished one, without --log-format none."
+        )
     before, tokens, seconds, curve = 0, 0.0, 0.0, []
     for number, epoch in finished.items():
         train, valid = epoch["train"], epoch.get("valid", {})
@@ -106,7 +114,7 @@ def read_training_log(path: Path) -> dict:
         before = updates
         at_end = valid.get("num_updates") == train["num_updates"]
         valid_loss = _least([float(valid["loss"])]) if at_end else None
-        curve.append({"updates": updates, "train_loss": float(train["loss"]), "valid_loss": valid_loss})
+        curve.append({"updates": updates, "train_loss": _least([float(train["loss"])]), "valid_loss": valid_loss})
     return {
         "updates": max([before, *validations]),
         "tokens_per_second": round(tokens / seconds) if seconds else None,
@@ -122,7 +130,7 @@ def _updates(epoch: Mapping[str, Mapping[str, str]]) -> int:
 
 
 def _least(values: Iterable[float]) -> float | None:
-    return min((value for value in values if not math.isnan(value)), default=None)
+    return min(filter(math.isfinite, values), default=None)
 
 
 def read_validation(path: Path) -> dict:

@@ -21,7 +21,7 @@ class Point:
     """A point of a learning curve, with losses in bits."""
 
     updates: float
-    train_loss: float
+    train_loss: float | None
     valid_loss: float | None
 
 

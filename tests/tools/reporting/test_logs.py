@@ -1,6 +1,7 @@
 """Learning curves and validations, read from fairseq's own logs."""
 
 import json
+import re
 
 import pytest
 
@@ -38,7 +39,31 @@ def written(events) -> str:
     return "\n".join(["+ fairseq-train data", *lines, '2026-01-01 00:00:01 | INFO | train | {"epoch": 3, "tra'])
 
 
-@pytest.mark.parametrize("text", [written(EVENTS), SIMPLE], ids=["json", "simple"])
+def of_hydra(text: str) -> str:
+    """Return the text as fairseq-hydra-train logs it."""
+    return re.sub(r"^(\S+ \S+) \| (\w+) \| ([\w.]+) \| ", r"[\1,123][\3][\2] - ", text, flags=re.M)
+
+
+def without_heads(text: str) -> str:
+    """Return the text as `--log-file` has it: without date and level, and lines several times."""
+    return re.sub(r"^\S+ \S+ \| \w+ \| \w+ \| (.*)$", r"\1\n\1", text, flags=re.M)
+
+
+def after_bars(text: str) -> str:
+    """Return the text as a terminal gets it with --log-format tqdm."""
+    bar = "epoch 001:  50%|█████     | 50/100 [00:01<00:01, 50.0it/s, loss=9, ppl=512]"
+    return re.sub("^", rf"\r{bar}\r{bar}", text, flags=re.M)
+
+
+LOGS = {"json": written(EVENTS), "simple": SIMPLE, "tqdm": after_bars(SIMPLE)}
+LOGS |= {
+    f"{name}-{change.__name__}": change(LOGS[name])
+    for name in ("json", "simple")
+    for change in (of_hydra, without_heads)
+}
+
+
+@pytest.mark.parametrize("text", LOGS.values(), ids=LOGS)
 def test_a_training_log_gives_updates_speed_and_curve(tmp_path, text):
     (tmp_path / "log").write_text(text)
     run = logs.read_training_log(tmp_path / "log")
@@ -113,6 +138,15 @@ def test_the_curve_has_only_losses_at_the_end_of_an_epoch(tmp_path):
         assert found["valid_perplexity"] == 120
 
 
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_losses_that_are_no_finite_numbers_are_none(tmp_path, value):
+    text = re.sub(r"(?<=loss\": \")[\d.]+|(?<=ppl\": \")[\d.]+", value, written(EVENTS[:3]))
+    (tmp_path / "log").write_text(text)
+    found = logs.read_training_log(tmp_path / "log")
+    assert found["epochs"] == [{"updates": 100, "train_loss": None, "valid_loss": None}]
+    assert found["valid_perplexity"] is found["valid_loss"] is None
+
+
 def test_a_log_without_a_finished_epoch_is_refused(tmp_path):
     (tmp_path / "log").write_text(written(EVENTS[:2]))
     with pytest.raises(ValueError, match="no finished epoch"):
@@ -125,6 +159,10 @@ def test_a_validation_is_that_of_the_test_set(tmp_path):
     found = {"metric": "perplexity", "value": 1563.79, "next_sentence_accuracy": 60.2}
     assert logs.read_validation(file) == found
     file.write_text(written([("test", fields)]))
+    assert logs.read_validation(file) == {"metric": "perplexity", "value": 1563.79}
+    file.write_text(
+        "2026-01-01 00:00:01 | INFO | test | valid on 'test' subset | loss 11.596 | ppl 1563.79 | wps 9e+03\n"
+    )
     assert logs.read_validation(file) == {"metric": "perplexity", "value": 1563.79}
     file.write_text(written([("valid", {"valid_ppl": "3"})]))
     with pytest.raises(ValueError, match=r"no perplexity\. Give the log of fairseq-validate"):
