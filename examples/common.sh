@@ -20,7 +20,7 @@
 #   BERT=FOLDER                  a published BERT in transformers' layout (config.json, vocab.txt, model.safetensors) in place of the
 #                                one that rows start from; lines are of a table named for it, and SMOKE=1 starts from it too
 #   RERUN=1                      train again the rows that other code trained, instead of refusing them
-#   DIRTY=1                      train with files of the clone that are changed and not committed, instead of refusing them
+#   DIRTY=1                      train with files of the clone that are changed or new and not committed, instead of refusing them
 #   GPUS=2                       train on the first 2 GPUs (default: all that CUDA_VISIBLE_DEVICES leaves, as fairseq does)
 #   RESULTS=FILE                 where lines go (default: results/PAPER.jsonl), with logs in the folder logs next to it. Rows
 #                                without a line in FILE are trained for it

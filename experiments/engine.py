@@ -24,7 +24,7 @@ def refuse_dirty(*commits: str | None) -> None:
     """
     if any((commit or "").endswith("-dirty") for commit in commits) and os.environ.get("DIRTY") != "1":
         raise UserError(
-            "files of this clone are changed and not committed, so nobody could run this code again. Commit them, or set DIRTY=1."
+            "files of this clone are changed or new, and not committed, so nobody could run this code again. Commit them, or set DIRTY=1."
         )
 
 

@@ -13,6 +13,8 @@ import torch
 
 from fairseq_lowrank import __version__
 
+CODE = ("fairseq_lowrank", "experiments", "examples")
+"""The folders of a clone whose files of Python are run."""
 SAFE_TORCH = "2.10"
 """The first torch without CVE-2026-24747: before, a crafted file corrupts memory under ``weights_only=True``."""
 
@@ -39,7 +41,7 @@ def installed_version(package: str, distribution: str | None = None) -> str | No
 
 
 def commit(root: Path | None = None) -> str:
-    """Return the commit of the code, with ``-dirty`` if a file except results has changed.
+    """Return the commit of the code, with ``-dirty`` if a file except results has changed, or a file of code is new.
 
     Args:
         root: the clone; by default the one that this package is in. If the package is installed from a repository, pip has recorded
@@ -56,7 +58,9 @@ def commit(root: Path | None = None) -> str:
             Path(git("rev-parse", "--show-toplevel")).resolve() == root.resolve()
         ):  # else a folder within another repository
             changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!results")
-            return git("rev-parse", "HEAD") + ("-dirty" if changed else "")
+            # methods are found by their files, so a new file is code too
+            new = git("ls-files", "--others", "--exclude-standard", "--", *(f"{folder}/*.py" for folder in CODE))
+            return git("rev-parse", "HEAD") + ("-dirty" if changed or new else "")
     except (subprocess.CalledProcessError, OSError):
         pass
     return recorded_commit("fairseq-lowrank") or __version__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import math
 import pickle
@@ -248,6 +249,7 @@ class TaskEngine(Engine[Run]):
         super().__init__(PAPER, task.TABLE, results, say)
         self.task, self._runs, self.log, self.show = task, runs, log, show
         self.commit = checked_out_commit()
+        this_code()
 
     def runs(self) -> Sequence[Run]:
         return self._runs
@@ -291,6 +293,7 @@ def as_line(task: ModuleType, run: Run, outcome: dict, seconds: float, commit: s
         **provenance.origin(provenance.PACKAGE, Path(__file__).parent),
         "machine": provenance.machine(1),
         "commit": commit,
+        "code": this_code(),
         "method": run.method.name,
         **run.setting,
         "model": task.ARCHITECTURE,
@@ -305,6 +308,7 @@ def as_line(task: ModuleType, run: Run, outcome: dict, seconds: float, commit: s
     }
 
 
+@functools.cache  # files may change later, and this process runs what it has imported
 def this_code() -> str:
     """Return the identity of the code that runs: that of the package and of the controlled tasks."""
     return provenance.code(provenance.PACKAGE, Path(__file__).parent)

@@ -117,7 +117,12 @@ class RecipeEngine(Engine[Run]):
             self.train(run)
 
     def make_ready(self, run: Run) -> bool:
-        """Prepare the data of a run and train what it starts from; return False if another process is training that."""
+        """Prepare the data of a run and train what it starts from; return False if another process is training that.
+
+        Raises:
+            UserError: the code is in no commit.
+        """
+        self.refuse_dirty()
         if run.base and not self.find_published(run.base) and run.base not in self.shown:
             self.prepare(run.base)
         self.prepare(run)
@@ -133,14 +138,18 @@ class RecipeEngine(Engine[Run]):
         Raises:
             UserError: the code, or that of an earlier start, is in no commit.
         """
-        if not (self.settings.dry_run or self.settings.smoke):
-            starts = (read_manifest(run.folder) or {}).get("starts", [])
-            refuse_dirty(provenance.commit(self.root), *(start["commit"] for start in starts))
+        self.refuse_dirty(run)
         train(run, self.settings, self.root, self.commands, handle)
         found = score(self.recipe.kind, run, self.settings, self.commands)
         if not self.settings.dry_run:
             self.import_plugin()
             self.record(run, found)
+
+    def refuse_dirty(self, *runs: Run) -> None:
+        """Refuse code that is in no commit: that of now, and that of earlier starts of runs. Trials may have such code."""
+        if not (self.settings.dry_run or self.settings.smoke):
+            starts = [start for run in runs for start in (read_manifest(run.folder) or {}).get("starts", [])]
+            refuse_dirty(provenance.commit(self.root), *(start["commit"] for start in starts))
 
     def find_published(self, run: Run) -> bool:
         """Return True if a published checkpoint stands for a pre-training; import it first if BERT names its folder.

@@ -8,7 +8,6 @@ import os
 import platform
 import re
 import shutil
-from functools import cache
 from pathlib import Path
 
 from fairseq_lowrank import __version__
@@ -40,7 +39,6 @@ def versions() -> dict:
     return found | {name: patches for name, patches in switched.items() if patches}
 
 
-@cache
 def code(*folders: Path) -> str:
     """Return the SHA-256 of all files in folders of code, by their paths within the folders.
 
