@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gzip
 import math
+import os
 import pickle
 import statistics
 import time
@@ -20,9 +21,10 @@ from torch import Tensor, nn
 
 from experiments.engine import Engine, finished, refuse_dirty
 from fairseq_lowrank.attention import AXES, PRESETS
-from fairseq_lowrank.files import whole_file
+from fairseq_lowrank.files import named_if_full, whole_file
 from fairseq_lowrank.messages import UserError, flag_name
 from fairseq_lowrank.tools import provenance
+from fairseq_lowrank.tools.locks import append_whole, locked
 from fairseq_lowrank.tools.reporting.comparison import attention_flags
 from fairseq_lowrank.tools.reporting.results import append_measurement
 
@@ -274,8 +276,10 @@ class TaskEngine(Engine[Run]):
         journal(f"{self.task.METRIC} {outcome['value']:.6g}, {seconds:.1f} s")
         if self.log is not None:
             self.log.parent.mkdir(parents=True, exist_ok=True)
-            with gzip.open(self.log, "at", encoding="utf-8") as file:
-                file.write("\n".join(journal.lines) + "\n")
+            data = gzip.compress(("\n".join(journal.lines) + "\n").encode(), mtime=0)
+            with named_if_full(self.log), locked(self.log, os.O_RDWR | os.O_CREAT | os.O_APPEND) as log:
+                assert log is not None  # it waits for other processes
+                append_whole(log, data)  # a part would make the rest of the file unreadable
         append_measurement(self.results, as_line(self.task, run, outcome, seconds, self.commit))
         journal.clear()
         self.say(f"{run}: {self.task.METRIC} {outcome['value']:.3g} ({seconds:.1f} s)")

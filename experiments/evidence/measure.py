@@ -31,12 +31,13 @@ from torch import Tensor
 from experiments.controlled import matrices, nearest_point, recall
 from experiments.controlled.runs import Journal, Method, origin_here
 from experiments.engine import refuse_dirty
-from fairseq_lowrank.files import regular_file, write_lines
+from fairseq_lowrank.files import read_lines, regular_file, say, write_lines
 from fairseq_lowrank.tools.locks import locked
 from fairseq_lowrank.tools.measuring.layers import LayerSubject
 from fairseq_lowrank.tools.measuring.measurement import lower_end, measure
 from fairseq_lowrank.tools.measuring.subject import BITS, Metric
 from fairseq_lowrank.tools.measuring.verdict import TOLERANCE
+from fairseq_lowrank.tools.reporting.results import append_line
 
 ROOT = Path(__file__).parents[2]
 SEEDS = (1, 2)
@@ -335,14 +336,19 @@ def of_version(lines: Iterable[dict], first: bool) -> list[dict]:
 
 
 def read(path: Path) -> list[dict]:
-    """Return the lines of a file, none if it does not exist."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    """Return the lines of a file, none if it does not exist. A broken line is left out, and named."""
+    lines = []
+    for number, text in enumerate(read_lines(path) if path.exists() else (), start=1):
+        try:
+            lines.append(json.loads(text))
+        except ValueError as error:
+            say(f"{path}, line {number}: not JSON ({error}). The line is left out.")
+    return lines
 
 
 def append(path: Path, line: dict) -> None:
     """Append a line to a file, with the origin of the code that writes it."""
-    with open(path, "a", encoding="utf-8") as file:
-        file.write(json.dumps(line | origin_here()) + "\n")
+    append_line(path, line | origin_here())
 
 
 def replace(path: Path, line: dict) -> None:

@@ -1,7 +1,8 @@
-"""Locks between processes."""
+"""Locks between processes, and files to which several processes append."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Callable, Iterator
@@ -38,3 +39,15 @@ def locked(
         yield handle if free else None
     finally:
         os.close(handle)
+
+
+def append_whole(handle: int, data: bytes) -> None:
+    """Append bytes to a file that is opened for appending and locked, completely or not at all."""
+    size = os.fstat(handle).st_size
+    try:
+        if os.write(handle, data) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.fsync(handle)
+    except BaseException:
+        os.ftruncate(handle, size)
+        raise

@@ -83,6 +83,14 @@ def test_a_line_replaces_that_of_another_tolerance(tmp_path):
     assert len(measure.read(path)) == 3
 
 
+def test_a_half_written_line_is_named_and_ended(tmp_path, capsys):
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"model": "a"}\n{"mod')
+    measure.append(path, {"model": "b"})
+    assert [line["model"] for line in measure.read(path)] == ["a", "b"]
+    assert "lines.jsonl, line 2: not JSON" in capsys.readouterr().err
+
+
 def test_a_line_that_another_process_appends_meanwhile_is_not_lost(tmp_path, monkeypatch):
     free = []
 

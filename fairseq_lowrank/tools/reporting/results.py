@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from fairseq_lowrank.files import named_if_full, read_lines, regular_file, say
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.tools.locks import locked
+from fairseq_lowrank.tools.locks import append_whole, locked
 from fairseq_lowrank.tools.reporting import schema
 from fairseq_lowrank.tools.reporting.schema import MEASUREMENT, TRAINING, Line
 from fairseq_lowrank.tools.reporting.sentences import add_sentences, append_sentences, take_sentences
@@ -119,7 +118,7 @@ def append_result(path: Path, line: dict) -> None:
         UserError: a field is missing, has a wrong type, or is not finite.
     """
     check(line, (*TRAINING, "commit"))
-    _append(path, line)
+    append_line(path, line)
 
 
 def append_measurement(path: Path, line: dict) -> None:
@@ -129,7 +128,7 @@ def append_measurement(path: Path, line: dict) -> None:
         UserError: a field is missing, has a wrong type, or is not finite.
     """
     check(line, MEASUREMENT)
-    _append(path, line)
+    append_line(path, line)
 
 
 def append_score(path: Path, line: dict) -> None:
@@ -150,7 +149,7 @@ def append_score(path: Path, line: dict) -> None:
                 f"{path}: already has {line['metric']} of row {line['row']}, seed {line['seed']}. Delete that line to replace it."
             )
 
-    _append(path, line, refuse_twice)
+    append_line(path, line, refuse_twice)
 
 
 def check_writable(path: Path) -> None:
@@ -186,8 +185,8 @@ def _opened(path: Path) -> Iterator[int]:
             return
 
 
-def _append(path: Path, line: dict, check: Callable[[], None] = lambda: None) -> None:
-    """Append a line under the lock of its file, after a call of `check`, which may refuse it."""
+def append_line(path: Path, line: dict, check: Callable[[], None] = lambda: None) -> None:
+    """Append any line under the lock of its file, after a call of `check`, which may refuse it; see :func:`append_result`."""
     line, record = take_sentences(line)
     data = (json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n").encode()
     check_writable(path)
@@ -196,11 +195,5 @@ def _append(path: Path, line: dict, check: Callable[[], None] = lambda: None) ->
         size = os.fstat(handle).st_size
         if size and os.pread(handle, 1, size - 1) != b"\n":
             data = b"\n" + data
-        try:
-            with append_sentences(path, [record]) if record else nullcontext():
-                if os.write(handle, data) < len(data):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                os.fsync(handle)
-        except BaseException:
-            os.ftruncate(handle, size)
-            raise
+        with append_sentences(path, [record]) if record else nullcontext():
+            append_whole(handle, data)

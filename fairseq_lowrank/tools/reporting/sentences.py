@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fairseq_lowrank.files import read_lines, whole_file
+from fairseq_lowrank.files import read_lines, regular_file, whole_file
 
 VALUES = ("sentence_values", "sentence_counts")
 # These fields of a line identify it among the lines of its file.
@@ -45,9 +45,10 @@ def _take(fields: dict) -> tuple[dict, dict]:
 
 @contextmanager
 def append_sentences(results: Path, records: Iterable[dict]) -> Iterator[None]:
-    """Append records to the compressed file of a results file, if the block ends without an error.
+    """Append records to the compressed file of a results file, and then run the block, which writes their lines.
 
-    The block writes the lines of these records. The caller holds the lock of the results file. The same records give the same
+    If the block fails, the records are removed. If the process is killed, records without a line may stay, which do no harm; a
+    line without its record would lose its values. The caller holds the lock of the results file. The same records give the same
     bytes.
     """
     text = "".join(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in records)
@@ -56,8 +57,15 @@ def append_sentences(results: Path, records: Iterable[dict]) -> Iterator[None]:
     with whole_file(path, "wb") as file:
         file.write(before + gzip.compress(text.encode(), mtime=0))
         file.flush()
-        os.fsync(file.fileno())  # the disk cannot be full after this
+        os.fsync(file.fileno())
+    try:
         yield
+    except BaseException:
+        if before:
+            os.truncate(path, len(before))  # the disk may be too full for another copy
+        else:
+            regular_file(path).unlink()
+        raise
 
 
 def add_sentences(results: Path, lines: list[dict], complain: Callable[[str], None]) -> None:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 
 import pytest
 import torch
@@ -31,6 +32,15 @@ def test_each_run_leaves_a_line_with_its_commit_and_its_log(tmp_path, capsys):
     with gzip.open(tmp_path / "log.gz", "rt") as file:
         log = file.read()
     assert all(f"# {line['row']} seed 1" in log and f"{line['value']:.6g}" in log for line in lines)
+
+
+def test_a_log_that_cannot_be_written_whole_stays_as_it_was(tmp_path, monkeypatch, capsys):
+    command(tmp_path)
+    before, write = (tmp_path / "log.gz").read_bytes(), os.write
+    (tmp_path / "lines.jsonl").unlink()
+    monkeypatch.setattr("fairseq_lowrank.tools.locks.os.write", lambda handle, data: write(handle, data[:20]))
+    assert command(tmp_path) == 2 and "log.gz: No space left on device" in capsys.readouterr().err
+    assert (tmp_path / "log.gz").read_bytes() == before
 
 
 def test_code_in_no_commit_makes_trials_alone(tmp_path, monkeypatch, capsys):

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 from concurrent.futures import ProcessPoolExecutor
 
 import pytest
@@ -61,7 +62,7 @@ def test_the_same_lines_give_the_same_bytes(path):
 
 def test_a_line_that_is_appended_again_has_its_own_values(path):
     for values in ([1, 2], [3, 4]):
-        results._append(path, LINE | {"sentence_values": values})
+        results.append_line(path, LINE | {"sentence_values": values})
     assert [line.get("sentence_values") for line in read(path, [])] == [None, [3, 4]]
 
 
@@ -94,6 +95,16 @@ def test_values_of_another_line_are_left_out(path, record):
     said = []
     assert "sentence_values" not in read(path, said)[0]
     assert "line 2: not a record" in said[0] and "sentences of row a, seed 1" in said[1]
+
+
+def test_values_are_there_before_their_line(path, monkeypatch):
+    found, write = [], os.write
+    monkeypatch.setattr(
+        "fairseq_lowrank.tools.locks.os.write",
+        lambda *words: (found.append(sentences.sentences_file(path).exists()), write(*words))[1],
+    )
+    append(path, 1)
+    assert found == [True]
 
 
 def test_values_that_cannot_be_written_leave_both_files_as_they_were(path, monkeypatch):
