@@ -31,21 +31,33 @@ esac
 results="${RESULTS:-$ROOT/results/evidence-published-models.jsonl}" made="$LOWRANK_WORK/published-models"
 mkdir -p "$made"
 declare -A files=([wikitext-2]=wikitext-2/test.txt.gz [film-reviews]=prose/film-reviews.txt.gz)
-for setting in ${SETTINGS:-64x512 256x512}; do
+SETTINGS="${SETTINGS:-64x512 256x512}" TEXTS="${TEXTS:-wikitext-2 film-reviews}"
+for setting in $SETTINGS; do
+    if [[ ! "$setting" =~ ^(quick)?[1-9][0-9]{0,5}x[1-9][0-9]{0,5}$ ]]; then
+        echo "SETTINGS=$SETTINGS: '$setting' is not a number and a length of sequences, such as 64x512 or quick16x128" >&2
+        exit 2
+    fi
+done
+for text in $TEXTS; do
+    if [ -z "${files[$text]:-}" ]; then
+        echo "TEXTS=$TEXTS: no text '$text' here. Choose from ${!files[*]}" >&2
+        exit 2
+    fi
+done
+for setting in $SETTINGS; do
     count="${setting#quick}" count="${count%x*}" length="${setting#*x}" flags=()
     case "$setting" in
         quick*) flags=(--quick) ;;
         *) [ "$count" -le 64 ] || flags=(--no-layers) ;;
     esac
     for model in "$@"; do
-        for text in ${TEXTS:-wikitext-2 film-reviews}; do
-            [ -e "$made/$text.txt" ] || gunzip -c "$LOWRANK_DATA/${files[$text]}" >"$made/$text.txt"
+        for text in $TEXTS; do
             name="$(basename "$model" .gguf)" output="$made/$(basename "$model")-$text-$setting"
             row=("$name" "$text" "$setting")
             if python -m experiments.evidence.published_models --results "$results" --has "${row[@]}"; then continue; fi
             echo "$name, $text, $setting" >&2
-            python -m fairseq_lowrank.cli measure --transformers "$model" --text "$made/$text.txt" --length "$length" \
-                --sequences "$count" "${flags[@]}" --output "$output" >"$output.log"
+            python -m fairseq_lowrank.cli measure --transformers "$model" --text "$LOWRANK_DATA/${files[$text]}" \
+                --length "$length" --sequences "$count" "${flags[@]}" --output "$output" >"$output.log"
             python -m experiments.evidence.published_models --results "$results" --add "${row[@]}" "$output/measure.json"
         done
     done

@@ -151,5 +151,19 @@ def test_recipe_skips_rows_with_a_line_at_this_tolerance(tmp_path):
     assert len(short) == 4 and all(f"--transformers {other} " in call for call in long)
     assert all("--length 64 --sequences 65 --no-layers" in call for call in long)
     assert all("--length 8 --sequences 64 --output" in call for call in short)
+    assert all(
+        Path(call.split("--text ")[1].split()[0]).is_file() for call in calls
+    )  # no copy that a kill could cut short
     shown = subprocess.run(["bash", ROOT / "examples/evidence/published_models.sh"], capture_output=True, text=True)
     assert shown.returncode == 2 and "published_models.sh MODEL" in shown.stdout
+
+
+@pytest.mark.parametrize(("name", "value"), [("SETTINGS", "64 x 512"), ("SETTINGS", "0x8"), ("TEXTS", "wikitext-3")])
+def test_recipe_refuses_other_settings_and_texts(tmp_path, name, value):
+    refused = subprocess.run(
+        ["bash", ROOT / "examples/evidence/published_models.sh", tmp_path],
+        env=os.environ | {name: value, "LOWRANK_WORK": str(tmp_path / "work")},
+        capture_output=True,
+        text=True,
+    )
+    assert refused.returncode == 2 and refused.stderr.startswith(f"{name}={value}: ")
