@@ -9,14 +9,14 @@
 # the order of their worth. Each has a limit of time and none stops the next: what is missing in the file did not end in time or
 # failed, and said so above. What is not installed is left out. Every backend with kernels of ours is measured.
 set -uo pipefail
-root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+root="$(CDPATH= cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 what=${1:-}
 if [ "$what" != goals ] && [ "$what" != causes ]; then
     echo "expected: benchmarks/gpu.sh goals or benchmarks/gpu.sh causes" >&2
     exit 2
 fi
 results=$(realpath -m -- "${2:-$root/benchmarks/results}")
-cd "$root"
+CDPATH= cd "$root"
 [ ! -e .venv ] || PATH="$PWD/.venv/bin:$PATH"
 # A clone works without an installation.
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"

@@ -1,7 +1,7 @@
 # Sourced by recipes and preparation scripts: where things are. Every variable can be set in the environment.
 set -euo pipefail
 shopt -s inherit_errexit
-ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+ROOT="$(CDPATH= cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 export LOWRANK_DATA="${LOWRANK_DATA:-$ROOT/../shared/data}"                            # published corpora
 export LOWRANK_WORK="${LOWRANK_WORK:-${XDG_CACHE_HOME:-$HOME/.cache}/fairseq_lowrank}" # what we make of them
 [[ "$LOWRANK_WORK" = /* ]] || LOWRANK_WORK="$PWD/$LOWRANK_WORK" # checkpoints and logs name it

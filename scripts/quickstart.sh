@@ -16,7 +16,7 @@
 # one after the other, and THREADS=2 gives each two threads. SMOKE=1 only shows that everything runs: a fraction of the data,
 # one epoch, useless models.
 set -euo pipefail
-root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+root="$(CDPATH= cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 
 usage() { sed -n '2,/^set /{s/^# \{0,1\}//;/^set /!p}' "${BASH_SOURCE[0]}"; }
 refuse() {

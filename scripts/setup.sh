@@ -8,7 +8,7 @@
 #
 # Running it again takes a second while Python, pyproject.toml and requirements/ are unchanged; after an interruption it resumes.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+CDPATH= cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 unset PYTHONPATH # what lies there would count as installed, and hide what is pinned
 
@@ -95,7 +95,7 @@ fairseq_runs() {
 
 brings_cuda() { # REQUIREMENT: whether its wheel for this machine needs NVIDIA's libraries
     [ "$(uname -s)" = Linux ] && "$python" -m pip install --quiet --dry-run --no-deps --report - "$1" 2>/dev/null |
-        grep -qE '^ *"(nvidia|cuda)-[a-z]'
+        grep -E '^ *"(nvidia|cuda)-[a-z]' >/dev/null # -q would end pip before its last line
 }
 has_gpu() { [ -e /dev/nvidiactl ] || nvidia-smi -L >/dev/null 2>&1; }
 

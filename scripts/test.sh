@@ -8,7 +8,7 @@
 #   LOWRANK_DATA=…                   the folder with real corpora (default: ../shared/data); without a corpus its tests
 #                                    are skipped, or fail where CI is set
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+CDPATH= cd "$(dirname "${BASH_SOURCE[0]}")/.."
 unset PYTHONPATH # it would hide what is pinned
 scripts/setup.sh --test
 export PATH="$PWD/.venv/bin:$PATH"

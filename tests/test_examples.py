@@ -233,6 +233,12 @@ def test_a_trial_of_an_own_comparison_trains_one_seed(recipe):
     assert [words[words.index("--seed") + 1] for words in trained] == ["1", "1"]
 
 
+def test_an_own_comparison_takes_one_seed_and_rows_in_several_lines(recipe):
+    said = recipe("own/compare.sh", SEED=4, SEEDS="", ROWS="mha\ngqa\n  --key-value-heads 2\n").stdout
+    chosen = [(flags["--attention"], flags["--seed"]) for flags in last_flags(said, "fairseq-train")]
+    assert chosen == [("mha", "4"), ("gqa", "4")]
+
+
 def test_a_figure_of_two_tables_takes_all_of_its_rows(recipe):
     assert (
         "ROWS=mha: figure 3 has fixed rows of two tables. Remove ROWS."
@@ -494,7 +500,7 @@ def test_seven_networks_are_trained_with_five_seeds_each(recipe):
         return Counter(command["--seed"] for command in last_flags(said, "fairseq-train"))
 
     assert seeds() == dict.fromkeys("12345", 7)
-    assert seeds(SEED=3) == {"3": 7}
+    assert seeds(SEED=3) == seeds(SEEDS=3) == {"3": 7}
 
 
 def test_table_9_has_one_window_of_context_at_every_length(recipe):

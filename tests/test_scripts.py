@@ -1,6 +1,7 @@
 """scripts/test.sh: how many processes run the tests, and which tests need a real corpus."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -39,6 +40,17 @@ def script(tmp_path):
 def test_there_is_a_process_of_one_thread_for_every_core_whatever_limits_threads(script, environment):
     said = script("-m", "not corpus", **environment)
     assert said == "1: -q --numprocesses 6 --dist loadfile -m not corpus\n"
+
+
+def test_no_folder_of_cdpath_is_taken_for_one_of_the_clone(tmp_path):
+    (tmp_path / "examples").mkdir()
+    command = ["bash", "-c", 'source examples/environment.sh; printf %s "$ROOT"']
+    environment = os.environ | {"CDPATH": str(tmp_path)}
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == str(REPOSITORY)
+    for folder in ("benchmarks", "examples", "scripts"):
+        for script in (REPOSITORY / folder).rglob("*.sh"):
+            assert not re.search(r'(?<!CDPATH= )\bcd "', script.read_text()), script
 
 
 # Without the start of Python, and of torch, that `python -m pytest` needs.

@@ -14,7 +14,7 @@
 #                      dictionary shows if words were cut by sentencepiece or subword-nmt: then they are joined for BLEU
 #   ROWS="mha gqa --key-value-heads 2 mixhead-b --mixing-lr-scale 4"
 #                      methods (values of --attention), each with its own options after it
-#   SEEDS="1 2 3"      HEADS=8      EPOCHS=12      SMOKE=1 trains one seed
+#   SEEDS="1 2 3"      HEADS=8      EPOCHS=12      SMOKE=1, or SEED=4, trains one seed
 #   FORMAT=latex       format of the tables: latex or markdown
 #   EXTRA="…"          other sizes
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
@@ -22,7 +22,7 @@ if [ -z "${CORPUS:-}" ]; then
     echo "CORPUS is not set: expected a name that scripts/prepare.sh own --name gave, or a folder of binarised data" >&2
     exit 2
 fi
-HEADS="${HEADS:-8}" EPOCHS="${EPOCHS:-12}" SEEDS="${SEEDS:-${SMOKE:-1 2 3}}"
+HEADS="${HEADS:-8}" EPOCHS="${EPOCHS:-12}" SEEDS="${SEEDS:-${SEED:-${SMOKE:-1 2 3}}}"
 for setting in HEADS EPOCHS; do
     if [[ ! "${!setting}" =~ ^[1-9][0-9]{0,3}$ ]]; then
         echo "$setting=${!setting}: expected a whole number from 1" >&2
@@ -30,7 +30,7 @@ for setting in HEADS EPOCHS; do
     fi
 done
 if [[ "$CORPUS" = */* ]]; then
-    bin="$(cd "$CORPUS" && pwd)" || exit 2
+    bin="$(CDPATH= cd "$CORPUS" && pwd)" || exit 2
     CORPUS="$bin" TABLE="$(basename "$bin")-$(cksum <<<"$bin" | cut -d ' ' -f 1)" # many folders are called data-bin
 else
     bin="$LOWRANK_WORK/data/$CORPUS/bin" TABLE="$CORPUS"
@@ -68,7 +68,7 @@ method() {
     NAMES+=("$name")
     row "$name" --attention "$1" "${options[@]}"
 }
-read -ra words <<<"${ROWS:-mha gain mixhead-a mixhead-b}"
+read -rd "" -a words <<<"${ROWS:-mha gain mixhead-a mixhead-b}" || true # it may have several lines
 methods="$(command python -c 'from fairseq_lowrank.attention import PRESETS; print(*PRESETS)')"
 found=()
 for word in "${words[@]}"; do
