@@ -617,6 +617,11 @@ def test_a_recipe_explains_itself_and_refuses_arguments(name):
         ),
         ({"RESULTS": "/"}, "RESULTS=/: is a folder"),
         ({"METRIC": "bleu"}, "METRIC=bleu: expected perplexity or loss"),
+        ({"EVALUATE": "--gen-subset valid"}, "EVALUATE=--gen-subset valid: --gen-subset scores another split than"),
+        (
+            {"GENERATE": "--beam 4 --path=a.pt"},
+            "GENERATE=--beam 4 --path=a.pt: --path scores another checkpoint. Remove",
+        ),
         ({"EVALUATE": "--context-window '1"}, "EVALUATE=--context-window '1: no closing quotation"),
     ],
 )

@@ -70,11 +70,15 @@ class Commands:
             end = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-5:])
             raise CommandFailed(f"failed; the end of {log}:\n{end}", code)
 
-    def script(self, path: Path, flags: Sequence[str]) -> None:
-        """Run a script of the repository, without its output."""
-        self.show([f"{path.parent.name}/{path.name}", *flags])
+    def prepare(self, words: Sequence[str]) -> None:
+        """Prepare a corpus, without the output of `scripts/prepare.sh`.
+
+        The module of this script is called itself: if this process is ended, a shell between would leave it running.
+        """
+        self.show(["scripts/prepare.sh", *words])
         if not self.dry_run:
-            code = subprocess.run([path, *flags], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL).returncode
+            command = [sys.executable, "-m", "experiments.corpora", *words]
+            code = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL).returncode
             if code:
                 raise CommandFailed("", code)
 

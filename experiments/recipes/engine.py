@@ -56,8 +56,11 @@ class RecipeEngine(Engine[Run]):
 
     def runs(self) -> list[Run]:
         rows = self.recipe.select(self.settings)
-        seeds = [replace(self.settings, seed=seed) for seed in self.settings.seeds or (self.settings.seed,)]
-        return [self.recipe.run(row, settings) for settings in seeds for row in rows]
+        return [self.recipe.run(row, settings) for settings in self.of_each_seed() for row in rows]
+
+    def of_each_seed(self) -> list[Settings]:
+        """Return the settings with each seed that is asked for."""
+        return [replace(self.settings, seed=seed) for seed in self.settings.seeds or (self.settings.seed,)]
 
     def run_at_once(self, declared: str) -> int:
         """Run the selected rows that have no line yet, several at the same time. Return an exit status.
@@ -222,7 +225,7 @@ class RecipeEngine(Engine[Run]):
                     f"PREPARE='{shlex.join(self.settings.prepare)}': {', '.join(changed)} changes the data but not the name "
                     f"{run.corpus}, so results could not be told apart. Remove it."
                 )
-            self.commands.script(self.root / "scripts" / "prepare.sh", words)
+            self.commands.prepare(words)
             self.prepared.add(run.corpus)
 
     def record(self, run: Run, found: dict) -> None:
@@ -337,7 +340,7 @@ class RecipeEngine(Engine[Run]):
     def spectra(self, name: str, rows: Sequence[str]) -> int:
         """Compute spectra of the attention of rows on the test set, in the folder `name` next to the lines of results.
 
-        With another seed than 1 the folder is `name`-seedN.
+        Each seed has a folder: that of another seed than 1 is `name`-seedN. Return the exit status of the first that failed, or 0.
 
         Words with `--` in front are options of `fairseq-lowrank spectrum`. A row that has its line but no checkpoint here, as
         in a clone of the repository, is trained for it.
@@ -347,15 +350,17 @@ class RecipeEngine(Engine[Run]):
         for row in rows:
             if row not in self.recipe.rows:
                 raise UserError(f"no row '{row}' here. Choose from {' '.join(self.recipe.rows)}.")
-        runs = [self.recipe.run(self.recipe.rows[row], self.settings) for row in rows]
-        for run in runs if not self.settings.dry_run else ():
-            if not (run.best.exists() and has_ended(run)) and self.make_ready(run):
-                self.train_only(run)
-        self.refuse_busy(runs)
-        output = self.settings.output or self.results.parent
-        name += "" if self.settings.seed == 1 else f"-seed{self.settings.seed}"
+        output, code = self.settings.output or self.results.parent, 0
         options = ["--labels", *rows, "--subset", "test", "--sequences", str(self.settings.sequences), *given]
-        return self.tool("spectrum", *(str(run.best) for run in runs), *options, "--output", f"{output}/{name}")
+        for settings in self.of_each_seed():
+            runs = [self.recipe.run(self.recipe.rows[row], settings) for row in rows]
+            for run in runs if not self.settings.dry_run else ():
+                if not (run.best.exists() and has_ended(run)) and self.make_ready(run):
+                    self.train_only(run)
+            self.refuse_busy(runs)
+            folder = f"{output}/{name}" + ("" if settings.seed == 1 else f"-seed{settings.seed}")
+            code = code or self.tool("spectrum", *(str(run.best) for run in runs), *options, "--output", folder)
+        return code
 
     def refuse_busy(self, runs: Iterable[Run]) -> None:
         """Raise RunLocked if another process is at one of these runs."""

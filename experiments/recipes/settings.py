@@ -21,6 +21,14 @@ CONFLICTING_FLAGS = {
     "--disable-validation": "the checkpoint with the best validation score",
     "--log-format": "the log in fairseq's format 'json'",
 }
+# Flags that would make another score than the line says, or none.
+FLAGS_OF_SCORES = {
+    "--path": "scores another checkpoint",
+    "--gen-subset": "scores another split than the line says",
+    "--quiet": "leaves out the hypotheses to score",
+    "--results-path": "writes the hypotheses to another file than the one that is scored",
+    "--score-reference": "scores the references",
+}
 
 # The variables that switch patches of fairseq on and off by their names.
 PATCHES = ("LOWRANK_ENABLE", "LOWRANK_DISABLE")
@@ -65,7 +73,7 @@ class Settings:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         at_once = environ.get("JOBS", "") not in ("", "1")
         own = environ.get("OMP_NUM_THREADS", "")
-        default_threads = 1 if at_once else int(own) if own.isdigit() else cores
+        default_threads = 1 if at_once else int(own) if own.isdecimal() and int(own) else cores
         threads = whole_number(environ, "THREADS", default_threads)
         as_many = {"JOBS": ""} if environ.get("JOBS") == "cores" else environ
         seed = whole_number(environ, "SEED", 1, least=0, most=LARGEST_SEED)
@@ -96,6 +104,10 @@ class Settings:
             raise UserError(
                 f"ALONE=1: JOBS={environ['JOBS']} trains rows at the same time. Set JOBS=1, or leave ALONE out."
             )
+        for name, given_words in (("GENERATE", settings.generate), ("EVALUATE", settings.evaluate)):
+            for flag in (word.partition("=")[0] for word in given_words):
+                if flag in FLAGS_OF_SCORES:
+                    raise UserError(f"{name}={environ[name]}: {flag} {FLAGS_OF_SCORES[flag]}. Remove the flag.")
         for flag in (word.partition("=")[0] for word in settings.extra):
             if flag in FLAGS_OF_RECIPES:
                 raise UserError(f"EXTRA={environ['EXTRA']}: the recipe sets {flag}. Use {FLAGS_OF_RECIPES[flag]}.")

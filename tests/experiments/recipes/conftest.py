@@ -22,7 +22,7 @@ TRAINING = "--optimizer adam --lr 0.01 --max-tokens 100 --max-update 3 --cpu --n
 
 
 class InProcess:
-    """Runs fairseq's commands in this process; `calls` are those it was asked for, scripts among them."""
+    """Runs fairseq's commands in this process; `calls` are those it was asked for, preparations among them."""
 
     def __init__(self, fairseq_command, caplog):
         self.calls, self.fairseq_command, self.caplog = [], fairseq_command, caplog
@@ -40,8 +40,8 @@ class InProcess:
         with open(log, "a", encoding="utf-8") as file:
             file.write("\n".join([f"+ {shlex.join(words)}", *records, printed, ""]))
 
-    def script(self, path, flags):
-        self.calls.append(f"{path.name} {flags[0]}")
+    def prepare(self, words):
+        self.calls.append(f"prepare.sh {words[0]}")
 
 
 @pytest.fixture

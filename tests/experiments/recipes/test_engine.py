@@ -304,6 +304,8 @@ def test_options_of_spectra_reach_the_command(recipe, settings, capsys):
         engines.RecipeEngine(own, settings(dry_run=True, seed=seed)).spectra("spectra", ["mha"])
         folders.append(capsys.readouterr().err.split()[-1])
     assert folders[1] == f"{folders[0]}-seed2"
+    engines.RecipeEngine(own, settings(dry_run=True, seeds=(2, 1))).spectra("spectra", ["mha"])
+    assert [line.split()[-1] for line in capsys.readouterr().err.splitlines()] == folders[::-1]
 
 
 def test_results_that_cannot_be_opened_are_refused_before_training(recipe, settings, engine, commands, tmp_path):

@@ -78,6 +78,9 @@ run_jobs({{name: Job([sys.executable, "-c", {code!r}], os.environ) for name in "
         ({"JOBS": "cores", "THREADS": "8"}, 1, 8),
         ({"JOBS": "3"}, 3, 1),
         ({"JOBS": "1"}, 1, 4),
+        ({"OMP_NUM_THREADS": "2"}, 1, 2),
+        ({"OMP_NUM_THREADS": "0"}, 1, 4),
+        ({"OMP_NUM_THREADS": "²"}, 1, 4),
     ],
 )
 def test_jobs_and_threads_share_the_cores(given, jobs, threads, monkeypatch):

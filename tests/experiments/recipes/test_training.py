@@ -177,6 +177,27 @@ def test_a_command_outlives_a_killed_engine_and_keeps_the_lock_until_it_ends(tmp
     assert log.read_text().endswith("ended\n")
 
 
+def prepare_until_ended(python) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    sys.executable = str(python)
+    Commands().prepare(["brown"])
+
+
+def test_a_preparation_ends_with_its_engine(tmp_path):
+    python, started = tmp_path / "python", tmp_path / "started"
+    python.write_text(f'#!/bin/sh\necho "$$ $*" >{started}.part\nmv {started}.part {started}\nexec sleep 60\n')
+    python.chmod(0o755)
+    process = multiprocessing.get_context("fork").Process(target=prepare_until_ended, args=(python,))
+    process.start()
+    wait_for(started.exists)
+    child, *words = started.read_text().split()
+    assert words == ["-m", "experiments.corpora", "brown"]
+    process.terminate()
+    process.join(30)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(child), 0)
+
+
 @pytest.mark.parametrize(("every", "shown"), [(0.0, 3), (60.0, 0)])
 def test_updates_are_shown_now_and_then(tmp_path, capsys, every, shown):
     log, lines = tmp_path / "log", []
