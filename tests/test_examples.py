@@ -47,7 +47,7 @@ KEEP = """() {
 
 def shell(name: str, *arguments: str, **variables) -> subprocess.CompletedProcess:
     """Run a recipe with nothing in its environment but these variables and where things are."""
-    here = ("PATH", "HOME", "LOWRANK_DATA", "CUDA_VISIBLE_DEVICES")
+    here = ("PATH", "HOME", "LOWRANK_DATA", "CUDA_VISIBLE_DEVICES", "DIRTY")
     environment = {key: os.environ[key] for key in here if key in os.environ}
     environment |= python_of_shells() | {key: str(value) for key, value in variables.items()}
     command = ["bash", ROOT / "examples" / name, *arguments]
