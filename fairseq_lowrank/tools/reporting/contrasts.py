@@ -252,6 +252,7 @@ def compare_rows(
         try:
             if counted:
                 counts = [scores(lines, row, field="sentence_counts") for row in rows]
+                _check_references(counts)
                 measure = (lambda sums: np.log(statistics.bleu(sums))) if logarithm else statistics.bleu
                 comparison = statistics.compare_counts(counts, measure, resolution=resolution, draws=draws)
             elif len(rows) == 2:
@@ -418,6 +419,15 @@ def _check_sentences(lines: list[dict], rows: Sequence[str]) -> None:
                 f"{' and '.join(dict.fromkeys(rows))}: their sentences differ in {name} ({', '.join(sorted(values))}), so they "
                 "cannot be paired. Choose rows of one corpus."
             )
+
+
+def _check_references(counts: Sequence[Mapping[int, np.ndarray]]) -> None:
+    """Refuse BLEU's counts whose sentences have references of different lengths: their rows were scored on different data."""
+    found = [row[seed] for row in counts for seed in set.intersection(*map(set, counts))]
+    if any(one.shape == found[0].shape and (one[:, 1] != found[0][:, 1]).any() for one in found):
+        raise UserError(
+            "the references of their sentences have different lengths, so they cannot be paired. Score all rows on the same data."
+        )
 
 
 def _check_units(chosen: list[dict], rows: Sequence[str]) -> None:

@@ -294,6 +294,17 @@ def test_sentences_on_another_scale_than_the_scores_are_noted(value, noted):
     assert any("means over sentences differ" in note for note in found.notes) == noted
 
 
+def test_bleu_of_other_references_is_refused():
+    """As of two test sets of equally many sentences, prepared one after the other under one name."""
+    counts = [10, 10, 8, 6, 4, 2, 10, 9, 8, 7]
+    line = {"metric": "sacrebleu", "value": 30.12, "seed": 1}
+    lines = [line | {"row": row, "sentence_counts": [counts, counts]} for row in "abc"]
+    lines[2]["sentence_counts"] = [counts, [10, 11, *counts[2:]]]
+    assert compare_rows(lines, [("a", "b")], draws=1)
+    with pytest.raises(ValueError, match=r"c: the references of their sentences have different lengths"):
+        compare_rows(lines, [("a", "c")], draws=1)
+
+
 def test_the_resolution_is_that_of_the_scores_that_are_compared():
     counts = {"a": [[10, 10, 8, 6, 4, 2, 10, 9, 8, 7]] * 4, "b": [[10, 10, 7, 6, 4, 2, 10, 9, 8, 7]] * 4}
     values = {("a", seed): [1.0] * (50 + seed) + [0.0] * (50 - seed) for seed in (1, 2, 3)}
