@@ -374,14 +374,16 @@ def build_table(paper: str, table: str, lines: list[dict], papers: dict) -> dict
     """Return one table of the report."""
     about = papers.get(paper, {})
     published = about.get("tables", {}).get(table, {})
-    by_row: dict[tuple[str, str | None], list[dict]] = {}
-    for line in lines:
-        by_row.setdefault(canonical_row(line["row"]), []).append(line)
-    rows = []
+    rows, rest = [], lines
     for known in published.get("rows", []):
-        found = by_row.pop(canonical_row(known["row"]), None)
+        name = canonical_row(known["row"])
+        found = [line for line in rest if canonical_row(line["row"]) == name]
+        rest = [line for line in rest if canonical_row(line["row"]) != name]
         rows.append({"row": known["row"], "label": known["label"], "published": known})
         rows[-1]["ours"] = collect(found, known) if found else None
+    by_row: dict[tuple[str, str | None], list[dict]] = {}
+    for line in rest:  # rows of a user may differ in case, or in "-" and "_"
+        by_row.setdefault(split_row(line["row"]), []).append(line)
     for found in in_order(by_row):
         name = found[-1]["row"]
         rows.append({"row": name, "label": name, "published": None, "ours": collect(found, None)})

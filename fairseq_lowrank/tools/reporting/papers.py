@@ -37,13 +37,13 @@ def canonical_table(name: str | int) -> str:
 
 def canonical_row(name: str) -> tuple[str, str | None]:
     """Return one key for a row: `h4-mixhead-a` and `mixhead-a-h4` give the same. Other words keep their order."""
-    return split_row(re.sub(r"[-_\s]+", "-", name))
+    return split_row(re.sub(r"[-_\s]+", "-", name.lower()))
 
 
 def split_row(name: str) -> tuple[str, str | None]:
     """Split a row's name into the rest and the preset (None if it names none): ("h4", "mixhead-a")."""
     for preset in sorted(PRESETS, key=len, reverse=True):
-        rest, count = re.subn(rf"(?:^|(?<=-)){re.escape(preset)}(?:-|$)", "", name.lower(), count=1)
+        rest, count = re.subn(rf"(?:^|(?<=-)){re.escape(preset)}(?:-|$)", "", name, count=1, flags=re.I)
         if count:
             return rest.strip("-"), preset
-    return name.lower(), None
+    return name, None

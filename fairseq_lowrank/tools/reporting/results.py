@@ -146,7 +146,7 @@ def append_score(path: Path, line: dict) -> None:
         same = ("row", "seed", "metric", "split", "table")
         if any(all(line.get(name) == other.get(name) for name in same) for other in read_results(path, scores=True)):
             raise UserError(
-                f"{path}: already has {line['metric']} of row {line['row']}, seed {line['seed']}. Delete that line to replace it."
+                f"{path}: already has {line['metric']} of row {line['row']}, seed {line['seed']}. Delete that line to replace it, or name another table or split."
             )
 
     append_line(path, line, refuse_twice)
@@ -163,10 +163,10 @@ def check_writable(path: Path) -> None:
         real.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"RESULTS {path}: the folder cannot be made ({error.strerror}). Give a file that you can write."
+            f"{path}: the folder cannot be made ({error.strerror}). Give a file that you can write."
         ) from error
     if not os.access(real if real.exists() else real.parent, os.W_OK):
-        raise UserError(f"RESULTS {path}: cannot be opened for appending. Give a file that you can write.")
+        raise UserError(f"{path}: cannot be opened for appending. Give a file that you can write.")
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from fairseq_lowrank.tools.reporting import formats
 from fairseq_lowrank.tools.reporting.comparison import family, lower_is_better, plot_name, short_count
@@ -18,6 +18,7 @@ NAMES = {
 UNITS = {"sacrebleu": "points of 100", "tokenised_bleu": "points of 100"}
 RATIOS = {"prr": "PRR", "peop": "PEoP"}
 DECIMALS = {"bits": 3}
+MOST_DECIMALS = 8
 
 
 def columns(table: dict) -> tuple[list[str], list[list[str]]]:
@@ -47,7 +48,10 @@ def columns(table: dict) -> tuple[list[str], list[list[str]]]:
         made.append(("parameters, paper", lambda row: printed_parameters(row["published"] or {})))
     for split, group in order:
         for metric in [metric for where, metric in measured if (where, family(metric)) == (split, group)]:
-            made.append((f"{split} {NAMES.get(metric, metric)}", cell(split, metric, "mean")))
+            means = [score["mean"] for score in ours if (score["split"], score["metric"]) == (split, metric)]
+            made.append(
+                (f"{split} {NAMES.get(metric, metric)}", cell(split, metric, "mean", decimals_of(metric, means)))
+            )
             for ratio, title in RATIOS.items():
                 if any(ratio in score for score in ours if (score["split"], score["metric"]) == (split, metric)):
                     made.append((f"{title} {NAMES.get(metric, metric)}", cell(split, metric, ratio)))
@@ -96,10 +100,15 @@ def printed_parameters(published: dict) -> str:
     return published.get("parameters", "") + (f" + {extra:,}" if extra else "")
 
 
-def cell(split: str, metric: str, key: str):
-    """Return a function from a row to the text of our score (`mean`, with the spread over seeds) or of a ratio."""
+def decimals_of(metric: str, means: Iterable[float]) -> int:
+    """Return the decimals of a column of means: two, three of bits, and as many as show three digits of values below 1."""
+    least = min((abs(mean) for mean in means if mean and math.isfinite(mean)), default=1.0)
+    fewest = DECIMALS.get(metric, 2)
+    return fewest if metric in UNITS else max(fewest, min(MOST_DECIMALS, 2 - math.floor(math.log10(least))))
 
-    decimals = DECIMALS.get(metric, 2) if key == "mean" else 2
+
+def cell(split: str, metric: str, key: str, decimals: int = 2):
+    """Return a function from a row to the text of our score (`mean`, with the spread over seeds) or of a ratio."""
 
     def text(row: dict) -> str:
         for score in row["ours"]["scores"] if row["ours"] else []:

@@ -311,7 +311,7 @@ def test_options_of_spectra_reach_the_command(recipe, settings, capsys):
 def test_results_that_cannot_be_opened_are_refused_before_training(recipe, settings, engine, commands, tmp_path):
     own, file = recipe(mha="--attention mha"), tmp_path / "file"
     file.write_text("")
-    with pytest.raises(UserError, match=rf"RESULTS {file}/results\.jsonl: "):
+    with pytest.raises(UserError, match=rf"{file}/results\.jsonl: "):
         engine(own, settings(results=file / "results.jsonl")).run_rows()
     assert commands.calls == ["prepare.sh iwslt14"]
 

@@ -59,6 +59,29 @@ def test_rows_of_the_same_words_in_another_order_stay_apart():
     assert {name: row["ours"]["seeds"] for name, row in rows_of(table).items()} == {names[1]: [1], names[2]: [0, 2]}
 
 
+def test_rows_of_a_user_that_differ_in_case_or_a_sign_stay_apart():
+    names = ["base-A", "base-a", "base_a"]
+    [table] = comparison.build_report([line(name, 1.0, table="t") for name in names], PAPERS)
+    assert list(rows_of(table)) == names
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "shown"),
+    [
+        ("accuracy", [0.91234, 0.5], ["0.912", "0.500"]),
+        ("mse", [0.00012, 3.0], ["0.000120", "3.000000"]),
+        ("mse", [0.0], ["0.00"]),
+        ("perplexity", [12.345], ["12.35"]),
+        ("sacrebleu", [0.5], ["0.50"]),
+    ],
+)
+def test_values_below_one_have_three_digits(metric, values, shown):
+    lines = [line(f"row{place}", value, table="t", metric=metric) for place, value in enumerate(values)]
+    header, rows = columns(comparison.build_report(lines, PAPERS)[0])
+    column = next(place for place, name in enumerate(header) if name.startswith("test "))
+    assert [row[column] for row in rows] == shown
+
+
 @pytest.mark.parametrize(
     ("first", "second", "words"),
     [
