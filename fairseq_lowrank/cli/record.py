@@ -71,7 +71,7 @@ def run(args) -> None:
         line |= _read("--score", args.score, _score)
     elif perplexity is None:
         raise UserError(
-            f"--train-log {args.train_log}: has no validation perplexity. Add --generate-log, --eval-log or --score."
+            f"--train-log {args.train_log}: has no perplexity of the subset 'valid'. Add --generate-log, --eval-log or --score."
         )
     else:
         line |= {"metric": "perplexity", "value": perplexity}

@@ -376,9 +376,9 @@ def build_table(paper: str, table: str, lines: list[dict], papers: dict) -> dict
     published = about.get("tables", {}).get(table, {})
     rows, rest = [], lines
     for known in published.get("rows", []):
-        name = canonical_row(known["row"])
-        found = [line for line in rest if canonical_row(line["row"]) == name]
-        rest = [line for line in rest if canonical_row(line["row"]) != name]
+        key = canonical_row(known["row"])
+        found = [line for line in rest if canonical_row(line["row"]) == key]
+        rest = [line for line in rest if canonical_row(line["row"]) != key]
         rows.append({"row": known["row"], "label": known["label"], "published": known})
         rows[-1]["ours"] = collect(found, known) if found else None
     by_row: dict[tuple[str, str | None], list[dict]] = {}

@@ -44,7 +44,7 @@ def progress(line: str) -> tuple[str, dict[str, str]] | None:
         return None
     named = (name.removesuffix("_loss") for name in fields if name.endswith("_loss"))
     tag = "train_inner" if "update" in fields else next(named, None)
-    return tag and (tag, {name.removeprefix(f"{tag}_"): str(value) for name, value in fields.items()})
+    return None if tag is None else (tag, {name.removeprefix(f"{tag}_"): str(value) for name, value in fields.items()})
 
 
 def batches(line: str) -> tuple[int, int] | None:
