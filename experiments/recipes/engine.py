@@ -29,6 +29,7 @@ from experiments.recipes.training import (
     is_of_this_code,
     lock,
     read_manifest,
+    starts_of,
     train,
 )
 from fairseq_lowrank.files import read_lines, say, whole_file
@@ -151,7 +152,7 @@ class RecipeEngine(Engine[Run]):
     def refuse_dirty(self, *runs: Run) -> None:
         """Refuse code that is in no commit: that of now, and that of earlier starts of runs. Trials may have such code."""
         if not (self.settings.dry_run or self.settings.smoke):
-            starts = [start for run in runs for start in (read_manifest(run.folder) or {}).get("starts", [])]
+            starts = [start for run in runs for start in starts_of(run)]
             refuse_dirty(provenance.commit(self.root), *(start["commit"] for start in starts))
 
     def find_published(self, run: Run) -> bool:

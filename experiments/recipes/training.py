@@ -89,15 +89,20 @@ def code_of(run: Run, root: Path) -> str:
     return provenance.code(root / "fairseq_lowrank", run.plugin)
 
 
+def starts_of(run: Run) -> list[dict]:
+    """Return the starts of a training that its next one continues: none if they have left no checkpoint."""
+    manifest = read_manifest(run.folder)
+    return manifest["starts"] if manifest and run.last.exists() else []
+
+
 def is_of_this_code(run: Run, root: Path) -> bool:
-    """Return True if the training of a run was started by the code that runs now, or was not started.
+    """Return True if the training of a run was started by the code that runs now, or has no checkpoint.
 
     Trainings from before code was noted are of the code of their commit.
     """
-    manifest = read_manifest(run.folder)
-    if not (manifest and manifest["starts"]):
+    if not (starts := starts_of(run)):
         return True
-    start = manifest["starts"][-1]
+    start = starts[-1]
     if "code" not in start:
         return start["commit"] == provenance.commit(root)
     return start["code"] == code_of(run, root)
@@ -112,7 +117,7 @@ def check_code(run: Run, root: Path, *, rerun: bool = False) -> None:
     if is_of_this_code(run, root):
         return
     if not rerun:
-        theirs = read_manifest(run.folder)["starts"][-1]["commit"]
+        theirs = starts_of(run)[-1]["commit"]
         raise UserError(
             f"{run.folder}: trained by the code of commit {theirs}, and the code here is that of commit "
             f"{provenance.commit(root)}. Check out the first one, or train again with RERUN=1, which keeps the old training "
@@ -149,7 +154,7 @@ def check_data(run: Run) -> None:
         UserError: the dictionaries are not those of the training. One of before they were noted is not refused.
     """
     manifest = read_manifest(run.folder) or {}
-    if manifest.get("dictionaries", ours := dictionaries(run)) != ours:
+    if run.last.exists() and manifest.get("dictionaries", ours := dictionaries(run)) != ours:
         raise UserError(
             f"{run.folder} was trained with other dictionaries than {run.data} has now. Move that folder away to train from scratch."
         )
@@ -195,6 +200,8 @@ def record_start(run: Run, settings: Settings, root: Path) -> None:
         raise UserError(
             f"{run.folder} has a training with other flags: {wrong}. Use its flags, or move that folder away."
         )
+    if not run.last.exists():  # an earlier start has no part in this training
+        manifest |= {"dictionaries": dictionaries(run), "starts": []}
     manifest["starts"].append(
         {
             **provenance.origin(root / "fairseq_lowrank", run.plugin),

@@ -43,7 +43,7 @@ def progress(line: str) -> tuple[str, dict[str, str]] | None:
     except ValueError:  # the line is not whole yet
         return None
     named = (name.removesuffix("_loss") for name in fields if name.endswith("_loss"))
-    tag = "train_inner" if "update" in fields else next(named, None)
+    tag = "train_inner" if "loss" in fields else next(named, None)  # reports within an epoch name no subset
     return None if tag is None else (tag, {name.removeprefix(f"{tag}_"): str(value) for name, value in fields.items()})
 
 

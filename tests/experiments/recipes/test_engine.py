@@ -207,6 +207,12 @@ def test_a_half_written_line_blocks_no_row(recipe, settings, engine, quick, caps
     assert f"{settings.results}, line 1: not JSON" in capsys.readouterr().err
 
 
+def leave_checkpoints(run) -> None:
+    run.last.parent.mkdir(exist_ok=True)
+    run.last.touch()
+    run.best.touch()
+
+
 def test_a_speed_is_marked_as_taken_alone_only_where_every_start_was(recipe, settings, engine, quick):
     own = recipe(mha="--attention mha")
     for name, starts in {"yes": (True,), "no": (False,), "partly": (False, True)}.items():
@@ -215,9 +221,7 @@ def test_a_speed_is_marked_as_taken_alone_only_where_every_start_was(recipe, set
         run.folder.mkdir(parents=True)
         for alone in starts:
             training.record_start(run, type(chosen)(**vars(chosen) | {"alone": alone}), own.root)
-        run.last.parent.mkdir()
-        run.last.touch()
-        run.best.touch()
+            leave_checkpoints(run)
         run.log.write_text(LOG)
         training.write_manifest(run.folder, training.read_manifest(run.folder) | {"ended": True})
         engine(own, chosen).run_rows()
@@ -235,9 +239,7 @@ def test_a_training_that_went_on_elsewhere_names_every_place(recipe, settings, e
         for place in places:
             monkeypatch.setattr(provenance, "machine", lambda threads, place=place: {"cpu": place, "threads": threads})
             training.record_start(run, chosen, own.root)
-        run.last.parent.mkdir()
-        run.last.touch()
-        run.best.touch()
+            leave_checkpoints(run)
         run.log.write_text(LOG)
         training.write_manifest(run.folder, training.read_manifest(run.folder) | {"ended": True})
         engine(own, chosen).run_rows()
@@ -358,6 +360,21 @@ def test_a_checkpoint_of_other_code_is_refused_or_rerun(recipe, settings, engine
     assert (
         training.read_manifest(earlier)["starts"] == [theirs] and (earlier / "checkpoints/checkpoint_best.pt").exists()
     )
+
+
+def test_a_start_that_left_no_checkpoint_does_not_count(recipe, settings, engine, quick, monkeypatch):
+    own = recipe(mha="--attention mha")
+    quick.fails = ("fairseq-train",)
+    monkeypatch.setattr(provenance, "commit", lambda _: "a" * 40 + "-dirty")
+    with pytest.raises(RuntimeError):
+        engine(own, settings()).run_rows()
+    quick.fails = ()
+    monkeypatch.setattr(provenance, "code", lambda *_: "other")
+    monkeypatch.setattr(provenance, "commit", lambda _: "b" * 40)
+    monkeypatch.setenv("DIRTY", "0")
+    engine(own, settings()).run_rows()
+    [line] = read_results(settings().results)
+    assert (line["commit"], line["code"]) == ("b" * 40, "other") and "earlier_starts" not in line
 
 
 def test_a_commit_of_docs_keeps_a_training(recipe, settings, engine, quick, monkeypatch):
