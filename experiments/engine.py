@@ -121,9 +121,9 @@ class Engine(ABC, Generic[R]):
         Raises:
             UserError: the results file cannot be opened for appending.
         """
+        check_writable(self.results)  # before a preparation that can take days
         if not self.make_ready(run):
             return
-        check_writable(self.results)
         lock = self.lock_file(run)
         lock.parent.mkdir(parents=True, exist_ok=True)
         with locked(lock, wait=False) as handle:

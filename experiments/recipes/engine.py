@@ -83,6 +83,7 @@ class RecipeEngine(Engine[Run]):
             "rows",
         ]
         for run in self.left():
+            check_writable(self.results)
             if self.make_ready(run):
                 own = {"ROWS": shlex.quote(run.row), "SEED": str(run.seed), "SEEDS": "", "JOBS": "1"}
                 own["THREADS"] = str(self.settings.threads)
@@ -130,11 +131,7 @@ class RecipeEngine(Engine[Run]):
         if run.base and not self.find_published(run.base) and run.base not in self.shown:
             self.prepare(run.base)
         self.prepare(run)
-        if run.base is None:
-            return True
-        if not self.settings.dry_run:
-            check_writable(self.results)  # a pre-training can take days
-        return self.train_only(run.base)
+        return run.base is None or self.train_only(run.base)
 
     def train(self, run: Run, handle: int | None = None) -> None:
         """Train and score a run, and append its line.

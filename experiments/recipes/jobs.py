@@ -6,6 +6,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from fairseq_lowrank.files import say
@@ -55,11 +56,11 @@ class _Process:
             text=True,
             errors="replace",
         )
-        assert self.process.stdin is not None
-        self.process.stdin.write(text)
-        self.process.stdin.close()
         self.shown = threading.Thread(target=self._show)
         self.shown.start()
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError), self.process.stdin:  # it may end before it reads
+            self.process.stdin.write(text)
 
     def _show(self) -> None:
         assert self.process.stderr is not None

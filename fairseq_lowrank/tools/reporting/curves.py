@@ -57,8 +57,12 @@ def with_logs(tables: list[dict], logs: Iterable[Path]) -> dict[str, list[dict]]
 
 
 def names_of(logs: list[Path]) -> list[str]:
-    """Return the names of logs, those of their folders if they are called `train.log`; whole paths if two have one name."""
-    paths = [log.parent if log.name == "train.log" else log.with_suffix("") for log in logs]
+    """Return the names of logs without their endings; whole paths if two have one name.
+
+    A log that is called `train.log` or `train.log.gz` has the name of its folder.
+    """
+    plain = [log.with_suffix("") if log.suffix == ".gz" else log for log in logs]
+    paths = [log.parent if log.name == "train.log" else log.with_suffix("") for log in plain]
     names = [path.absolute().name for path in paths]
     return names if len(set(names)) == len(names) else list(map(str, paths))
 

@@ -315,7 +315,9 @@ def test_results_that_cannot_be_opened_are_refused_before_training(recipe, setti
     file.write_text("")
     with pytest.raises(UserError, match=rf"{file}/results\.jsonl: "):
         engine(own, settings(results=file / "results.jsonl")).run_rows()
-    assert commands.calls == ["prepare.sh iwslt14"]
+    with pytest.raises(UserError, match=rf"{file}/results\.jsonl: "):
+        engine(own, settings(results=file / "results.jsonl")).run_at_once("declared")
+    assert commands.calls == []
 
 
 def test_rows_are_trained_for_each_results_file(recipe, settings, engine, quick):

@@ -45,6 +45,12 @@ def test_after_a_failure_none_is_started(tmp_path):
     assert not (tmp_path / "started").exists()
 
 
+def test_a_job_that_ends_before_it_reads_keeps_its_message_and_status(capfd):
+    wrong = job("import sys; print('no plugin', file=sys.stderr); sys.exit(3)")
+    assert run_jobs({"wrong": wrong}, 1, "declared" * 50_000) == 3
+    assert capfd.readouterr().err == "wrong | no plugin\n"
+
+
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_an_interruption_ends_all_jobs(sent, tmp_path):
     code = "import os, sys, time; print(os.getpid(), file=sys.stderr, flush=True); time.sleep(60)"

@@ -7,7 +7,7 @@ import pytest
 
 from fairseq_lowrank import cli
 from fairseq_lowrank.tools.reporting import comparison, formats, papers
-from fairseq_lowrank.tools.reporting.curves import with_logs
+from fairseq_lowrank.tools.reporting.curves import names_of, with_logs, without_seed
 from fairseq_lowrank.tools.reporting.tables import as_markdown, columns
 
 PAPERS = papers.load_papers()
@@ -628,6 +628,11 @@ def test_logs_are_one_band_only_if_their_names_differ_in_the_seed(tmp_path, monk
         text = "".join(epoch.format(tag, number) for number in (1, 2) for tag in ("valid", "train"))
         (folder / "train.log").write_text(text)
     assert [run["group"] for run in with_logs([], list(map(Path, given)))["logs"]] == labels
+
+
+def test_compressed_logs_have_the_names_of_plain_ones():
+    logs = ["logs/mha-seed1.log.gz", "logs/mha-seed2-0123abcd.log.gz", "gain-seed1.log", "own/train.log.gz"]
+    assert list(map(without_seed, names_of(list(map(Path, logs))))) == ["mha", "mha", "gain", "own"]
 
 
 def test_logs_alone_are_drawn(tmp_path):
