@@ -71,7 +71,8 @@ else
     for name in "${rows[@]}"; do row "$name" --arch lowrank_transformer_iwslt_de_en --attention "$name"; done
     # The file is named for the run, so that other flags, or another grammar, start over.
     RESULTS=""
-    RESULTS="$LOWRANK_WORK${SMOKE:+/smoke}/quickstart/$(basename "$(run_folder "$attention")").jsonl"
+    run="$(run_folder "$attention")" # its failure ends the script here
+    RESULTS="$LOWRANK_WORK${SMOKE:+/smoke}/quickstart/$(basename "$run").jsonl"
     at_once
     translation_rows >&2
 fi

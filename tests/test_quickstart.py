@@ -46,6 +46,11 @@ def test_wrong_arguments_are_refused_in_one_line(arguments, message, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_wrong_settings_are_refused_in_one_line(tmp_path):
+    refused = quickstart(THREADS="0", LOWRANK_WORK=str(tmp_path))
+    assert (refused.returncode, refused.stderr) == (2, "THREADS=0: expected a whole number from 1\n")
+
+
 @pytest.mark.parametrize(("gpus", "tokens"), [("0", 1024), ("1", 1024), ("8", 128)])
 def test_several_gpus_share_the_batches_of_one(tmp_path, gpus, tokens):
     said = quickstart(DRY_RUN="1", GPUS=gpus, LOWRANK_WORK=str(tmp_path)).stderr
