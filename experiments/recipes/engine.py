@@ -24,6 +24,7 @@ from experiments.recipes.settings import Settings
 from experiments.recipes.training import (
     LOCK,
     check_data,
+    data_hash,
     has_ended,
     is_locked,
     is_of_this_code,
@@ -54,6 +55,7 @@ class RecipeEngine(Engine[Run]):
         self.prepared: set[str] = set()
         self.shown: list[Run] = []  # pre-trainings of a dry run
         self.imported = False
+        self.data: dict[Path, str] = {}  # of lines that are done
 
     def runs(self) -> list[Run]:
         rows = self.recipe.select(self.settings)
@@ -105,6 +107,11 @@ class RecipeEngine(Engine[Run]):
             others.append(f" with other flags: {other}")
         if (corpus := line.get("corpus", run.corpus_name)) != run.corpus_name:
             others.append(f" on {corpus}, not on {run.corpus_name}")
+        elif "data" in line and run.bin.is_dir():  # in another clone it may not be prepared
+            if run.bin not in self.data:
+                self.data[run.bin] = data_hash(run)
+            if line["data"] != self.data[run.bin]:
+                others.append(f" on other sentences or dictionaries than {run.data} has now")
         wanted = list(scoring_flags(self.recipe.kind, self.settings))
         if "scoring" in line and (found := shlex.split(line["scoring"])) != wanted:
             others.append(f" scored with {shlex.join(found) or 'no flags'}, not with {shlex.join(wanted) or 'none'}")
@@ -247,6 +254,7 @@ class RecipeEngine(Engine[Run]):
             "position": list(self.recipe.rows).index(run.row),  # among the recipe's rows, for reports
             "architecture": last_value(run.flags, "--arch", ""),
             "corpus": run.corpus_name,
+            "data": data_hash(run),
             "flags": shlex.join(run.flags),
             "seed": run.seed,
             **trained,

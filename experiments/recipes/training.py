@@ -139,25 +139,38 @@ def put_aside(folder: Path) -> None:
     say(f"{folder}: the training by other code is in {place} now")
 
 
-def dictionaries(run: Run) -> str:
-    """Return the SHA-256 of the dictionaries of a run's corpus: their counts tell one text from another."""
+def data_hash(run: Run, *patterns: str) -> str:
+    """Return the SHA-256 of the files of a run's binarised corpus that match patterns.
+
+    By default these are its dictionaries, and the indexes with the lengths of its sentences: they tell one text from another.
+    """
     digest = hashlib.sha256()
-    for file in sorted((run.bin).rglob("dict*.txt")):
-        digest.update(file.read_bytes())
+    for pattern in patterns or ("dict*.txt", "*.idx"):
+        for file in sorted(run.bin.rglob(pattern)):
+            digest.update(file.read_bytes())
     return digest.hexdigest()
+
+
+def data_of_training(run: Run) -> dict[str, str]:
+    """Return the hashes of what a training reads of its corpus. A test set that changes leaves the training as it is."""
+    return {
+        "dictionaries": data_hash(run, "dict*.txt"),
+        "sentences": data_hash(run, "train*.idx", "valid*.idx"),
+    }
 
 
 def check_data(run: Run) -> None:
     """Refuse a run whose corpus was prepared again from another text since its training began.
 
     Raises:
-        UserError: the dictionaries are not those of the training. One of before they were noted is not refused.
+        UserError: the dictionaries or the sentences are not those of the training. What it did not note is not compared.
     """
     manifest = read_manifest(run.folder) or {}
-    if run.last.exists() and manifest.get("dictionaries", ours := dictionaries(run)) != ours:
-        raise UserError(
-            f"{run.folder} was trained with other dictionaries than {run.data} has now. Move that folder away to train from scratch."
-        )
+    for name, ours in data_of_training(run).items() if run.last.exists() else ():
+        if manifest.get(name, ours) != ours:
+            raise UserError(
+                f"{run.folder} was trained with other {name} than {run.data} has now. Move that folder away to train from scratch."
+            )
 
 
 def has_ended(run: Run) -> bool:
@@ -192,7 +205,7 @@ def record_start(run: Run, settings: Settings, root: Path) -> None:
     if manifest is None:
         if run.last.exists():
             raise UserError(f"{run.last} is of a training whose flags are not known: move {run.folder} away")
-        manifest = {"corpus": run.corpus, "dictionaries": dictionaries(run), "flags": list(run.flags), "starts": []}
+        manifest = {"corpus": run.corpus, "flags": list(run.flags)}
         manifest |= {"patches": dict(run.patches), "results": run.apart}
         for folder in run.stale_dirs:
             say(f"{run}: {folder} holds this row with other flags: {difference(run, folder)}")
@@ -201,7 +214,7 @@ def record_start(run: Run, settings: Settings, root: Path) -> None:
             f"{run.folder} has a training with other flags: {wrong}. Use its flags, or move that folder away."
         )
     if not run.last.exists():  # an earlier start has no part in this training
-        manifest |= {"dictionaries": dictionaries(run), "starts": []}
+        manifest |= data_of_training(run) | {"starts": []}
     manifest["starts"].append(
         {
             **provenance.origin(root / "fairseq_lowrank", run.plugin),

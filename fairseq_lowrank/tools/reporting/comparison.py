@@ -234,6 +234,19 @@ def way_of(line: dict) -> dict[str, str]:
     return way | {name: str(line[name]) for name in names if line.get(name) is not None}
 
 
+def changed_data(lines: Iterable[dict]) -> list[str]:
+    """Return a note for each corpus whose lines have different data, such as another test set under the same name."""
+    found: dict[str, set[str]] = {}
+    for line in lines:
+        if "corpus" in line and "data" in line:
+            found.setdefault(line["corpus"], set()).add(line["data"])
+    return [
+        f"Corpus {name} was prepared again with other sentences or dictionaries, so its scores may not be comparable"
+        for name, hashes in found.items()
+        if len(hashes) > 1
+    ]
+
+
 def family(metric: str) -> str:
     return FAMILIES.get(metric, metric)
 
@@ -395,6 +408,7 @@ def build_table(paper: str, table: str, lines: list[dict], papers: dict) -> dict
         if len(kinds := dict.fromkeys(ways.values())) > 1:
             named = (f"{', '.join(row for row in ways if ways[row] == way)} with {way}" for way in kinds)
             notes.append(f"Rows {words}: {'; '.join(named)}")
+    notes += changed_data(line for line in lines if not line["smoke"])
     if published.get("comparable_only_within"):
         notes.append(
             "By the paper (§4.4), this table is comparable only within itself: batching and evaluation differ from the other "

@@ -17,7 +17,14 @@ import numpy as np
 
 from fairseq_lowrank.messages import UserError, did_you_mean
 from fairseq_lowrank.tools.reporting import statistics
-from fairseq_lowrank.tools.reporting.comparison import family, listed, lower_is_better, scores_of, way_of
+from fairseq_lowrank.tools.reporting.comparison import (
+    changed_data,
+    family,
+    listed,
+    lower_is_better,
+    scores_of,
+    way_of,
+)
 from fairseq_lowrank.tools.reporting.results import origins, read_results, results_files
 from fairseq_lowrank.tools.reporting.sentences import VALUES
 
@@ -451,6 +458,7 @@ def _notes(lines: list[dict], rows: Sequence[str]) -> tuple[str, ...]:
         # older lines do not have every field
         if len(values := {str(line[name]) for line in chosen if line.get(name) is not None}) > 1:
             notes.append(f"rows differ in {name}: {', '.join(sorted(values))}")
+    notes += changed_data(chosen)
     if len(tokens := {way["tokens"] for way in map(way_of, chosen) if "tokens" in way}) > 1:
         notes.append(
             f"rows were scored on different numbers of tokens, so their units may differ: {', '.join(sorted(tokens))}"

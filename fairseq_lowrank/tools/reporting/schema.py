@@ -77,6 +77,7 @@ class Line:
     attention_parameters: float | None = ABSENT
     task: str = ABSENT
     corpus: str = ABSENT
+    data: str = ABSENT
     pretraining: dict = ABSENT
     # further scores, and values for tests over sentences
     tokens: float | None = ABSENT

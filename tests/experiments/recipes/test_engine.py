@@ -1,6 +1,7 @@
 """Rows, run one after another: skipped, shared with other processes, scored, and recorded in one line each."""
 
 import gzip
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,6 +17,8 @@ from experiments.recipes.recipe import Recipe, differences, effective_flags, rec
 from fairseq_lowrank import cli
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.tools import provenance
+from fairseq_lowrank.tools.reporting import comparison
+from fairseq_lowrank.tools.reporting.contrasts import compare_rows
 from fairseq_lowrank.tools.reporting.results import read_results
 
 TRAINED = ["prepare.sh iwslt14", "fairseq-train"]
@@ -362,6 +365,25 @@ def test_a_checkpoint_of_other_code_is_refused_or_rerun(recipe, settings, engine
     assert (
         training.read_manifest(earlier)["starts"] == [theirs] and (earlier / "checkpoints/checkpoint_best.pt").exists()
     )
+
+
+def test_a_row_with_other_data_of_the_same_name_is_named(recipe, settings, engine, quick, capsys, translation_data):
+    own = recipe(mha="--attention mha", gain="--attention gain")
+    engine(own, settings(rows=("mha",))).run_rows()
+    data = own.run(own.rows["mha"], settings()).bin
+    data.unlink()
+    shutil.copytree(translation_data, data)
+    engine(own, settings(rows=("mha",))).run_rows()
+    assert "other sentences" not in capsys.readouterr().err
+    next(data.glob("test*.idx")).write_bytes(b"another test set")
+    engine(own, settings()).run_rows()
+    assert f"done already on other sentences or dictionaries than {data.parent} has now" in capsys.readouterr().err
+    first, second = read_results(settings().results)
+    assert first["data"] != second["data"]
+    [table] = comparison.build_report([first, second], {})
+    [contrast] = compare_rows([first, second], [("mha", "gain")], draws=1)
+    for notes in (table["notes"], contrast.notes):
+        assert any(note.startswith("Corpus iwslt14 was prepared again") for note in notes)
 
 
 def test_a_start_that_left_no_checkpoint_does_not_count(recipe, settings, engine, quick, monkeypatch):

@@ -86,6 +86,13 @@ def test_a_training_on_another_text_is_not_taken_for_this_one(recipe, settings, 
     first.write_text(first.read_text() + "another 1\n")
     with pytest.raises(ValueError, match=r"was trained with other dictionaries than .* has now"):
         train(run, settings)
+    first.write_text(first.read_text().removesuffix("another 1\n"))
+    test, valid = (next(data.glob(f"{split}*.idx")) for split in ("test", "valid"))
+    shutil.copy(valid, test)
+    assert train(run, settings) == []  # a training reads no test set
+    valid.write_bytes(valid.read_bytes() + b"1")
+    with pytest.raises(ValueError, match=r"was trained with other sentences than .* has now"):
+        train(run, settings)
 
 
 def test_our_own_commands_are_found_where_the_package_is_not_installed(tmp_path, monkeypatch):
