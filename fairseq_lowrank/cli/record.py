@@ -6,7 +6,7 @@ the speed and the learning curve. The score is one of these:
 - `--generate-log`: BLEU of sacrebleu, from the output of fairseq-generate. Subwords must be joined (`--remove-bpe`).
 - `--eval-log`: the perplexity in the output of fairseq-eval-lm.
 - `--score`: a JSON file with `metric` and `value`, and with `sentence_values` for tests over sentences.
-- none of them: the best validation perplexity of the training log.
+- none of them: the best validation perplexity of the training log, of the subset `--split`.
 
   fairseq-lowrank record --row mha --seed 1 --train-log mha.log --generate-log mha.out --results mine.jsonl
   fairseq-lowrank record --row mixhead-a --seed 1 --score mixhead-a.json --results mine.jsonl
@@ -39,7 +39,10 @@ def add_arguments(parser) -> None:
     )
     score.add_argument("--eval-log", type=Path, metavar="LOG", help="output of fairseq-eval-lm")
     score.add_argument("--score", type=Path, metavar="FILE", help="a JSON file with metric and value")
-    parser.add_argument("--split", help="data that was scored (default: test, or valid without a score)")
+    parser.add_argument(
+        "--split",
+        help="data that was scored (default: test); without a score, the validation set of --train-log (default: valid)",
+    )
     parser.add_argument("--corpus", metavar="NAME", help="name of the data that was scored, for headings")
     parser.add_argument("--table", help="name of a group of rows, for compare --table")
 
@@ -61,7 +64,12 @@ def run(args) -> None:
         raise FlagError("--row", repr(args.row), "expected a name", "Give the name of the setting, such as mixhead-a.")
     line = {"row": args.row, "seed": args.seed}
     line |= {name: value for name in ("table", "corpus") if (value := getattr(args, name))}
-    training = _read("--train-log", args.train_log, _training) if args.train_log else {}
+    scored = args.generate_log or args.eval_log or args.score
+    split = args.split or ("test" if scored else "valid")
+    subset = "valid" if scored else split
+    training = (
+        _read("--train-log", args.train_log, functools.partial(_training, subset=subset)) if args.train_log else {}
+    )
     perplexity = training.get("valid_perplexity")
     if args.generate_log:
         line |= _read("--generate-log", args.generate_log, functools.partial(_bleu, language=args.language))
@@ -71,12 +79,12 @@ def run(args) -> None:
         line |= _read("--score", args.score, _score)
     elif perplexity is None:
         raise UserError(
-            f"--train-log {args.train_log}: has no perplexity of the subset 'valid'. Add --generate-log, --eval-log or --score."
+            f"--train-log {args.train_log}: has no perplexity of the validation set {subset!r}. Give its name with --split, or add "
+            "--generate-log, --eval-log or --score."
         )
     else:
         line |= {"metric": "perplexity", "value": perplexity}
-    scored = args.generate_log or args.eval_log or args.score
-    line |= {"split": args.split or ("test" if scored else "valid"), **training}
+    line |= {"split": split, **training}
     plugin = [args.user_dir] if args.user_dir else []
     line |= provenance.origin(provenance.PACKAGE, *plugin)
     results.append_score(args.results, line)
@@ -94,10 +102,10 @@ def _read(flag: str, path: Path, read: Callable[[Path], dict]) -> dict:
         raise UserError(f"{flag} {path}: {wrong}. Give the file that the command wrote.") from error
 
 
-def _training(path: Path) -> dict:
+def _training(path: Path, subset: str) -> dict:
     from fairseq_lowrank.tools.reporting.logs import read_training_log
 
-    found = read_training_log(path)
+    found = read_training_log(path, subset)
     return {"curve": found.pop("epochs"), "log": str(path), **found}
 
 

@@ -62,8 +62,11 @@ def summary(tag: str, fields: Mapping[str, str]) -> str:
     return " | ".join([f"{tag} | epoch {fields.get('epoch', '?')}", *shown])
 
 
-def read_training_log(path: Path) -> dict:
+def read_training_log(path: Path, subset: str = "valid") -> dict:
     """Read a fairseq-train log; the run may have been resumed.
+
+    Args:
+        subset: the validation set that is read, if `--valid-subset` has several, or another name.
 
     Returns:
         - `updates`: those of the last finished epoch, or of a later validation.
@@ -88,8 +91,10 @@ def read_training_log(path: Path) -> dict:
             start = updates if start is None else min(start, updates)
             epochs = {number: one for number, one in epochs.items() if _updates(one) <= updates}
             validations = {number: one for number, one in validations.items() if number <= updates}
-        elif (found := progress(line)) and found[0] in _FIELDS and _FIELDS[found[0]] <= found[1].keys():
-            tag, fields = found
+        elif (found := progress(line)) and found[0] in ("train", subset):
+            tag, fields = "valid" if found[0] == subset else "train", found[1]
+            if not _FIELDS[tag] <= fields.keys():
+                continue
             updates, current = int(fields["num_updates"]), int(fields["epoch"])
             # logs of other formats have no line on the checkpoint
             epochs = {number: one for number, one in epochs.items() if number <= current and _updates(one) <= updates}

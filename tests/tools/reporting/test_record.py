@@ -65,6 +65,14 @@ def test_a_training_log_alone_gives_its_best_validation_perplexity(results, trai
     assert (found["metric"], found["split"]) == ("perplexity", "valid") and found["value"] == found["valid_perplexity"]
 
 
+def test_a_split_without_a_score_is_a_validation_set_of_the_log(results, train_log, capsys):
+    train_log.write_text(train_log.read_text().replace("'valid' subset", "'dev' subset"))
+    assert record(results, "--train-log", train_log, "--split", "dev") == 0
+    assert (line(results)["metric"], line(results)["split"]) == ("perplexity", "dev")
+    assert record(results, "--train-log", train_log, "--split", "test") == 2
+    assert "has no perplexity of the validation set 'test'. Give its name with --split" in capsys.readouterr().err
+
+
 def test_perplexity_of_eval_lm_and_a_score_of_ones_own_are_recorded(results, tmp_path):
     log, score = tmp_path / "eval.log", tmp_path / "score.json"
     log.write_text("Evaluated 1,200 tokens in 1.0s\nLoss (base 2): 5.0000, Perplexity: 32.00\n")
