@@ -201,16 +201,19 @@ def read_json(path: Path) -> dict:
 LINE_BREAK = re.compile("[\\n\\r\\x0b\\x0c\\x1c-\\x1e\\x85\\u2028\\u2029]")
 
 
-def read_lines(path: Path) -> Iterator[str]:
+def read_lines(path: Path, *, errors: str = "strict") -> Iterator[str]:
     """Yield the lines of a UTF-8 file, gzip or plain, without a byte order mark.
 
     Only a newline ends a line, not other separators such as U+2028.
+
+    Args:
+        errors: "replace" reads a log whose lines may be cut, or have paths in another encoding.
 
     Raises:
         UserError: the file is a damaged or truncated gzip file, or is not UTF-8.
     """
     try:
-        with unpacked(path, "rt", encoding="utf-8-sig", newline="\n") as file:
+        with unpacked(path, "rt", encoding="utf-8-sig", errors=errors, newline="\n") as file:
             for line in file:
                 yield line.rstrip("\r\n")
     except UnicodeDecodeError as error:

@@ -34,7 +34,9 @@ class Commands:
     def __init__(self, *, dry_run: bool = False, threads: int = 1):
         self.dry_run = dry_run
         # PYTHONUNBUFFERED: so that no line of the log, on standard error, cuts a hypothesis, on standard output
-        self.environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+        # PYTHONIOENCODING: so that hypotheses can be written, and read again, in every locale
+        own = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"}
+        self.environment = os.environ | own
 
     def __call__(self, words: Sequence[str], log: Path, keep: int | None = None) -> None:
         """Run a command to its end, and append its output to `log`.

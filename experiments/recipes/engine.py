@@ -308,7 +308,7 @@ class RecipeEngine(Engine[Run]):
         folder = Path("logs") / run.root_dir.name
         places = {sys.prefix: "$VIRTUAL_ENV", str(Path(sys.prefix).resolve()): "$VIRTUAL_ENV"}
         places |= {str(self.settings.work): "$LOWRANK_WORK", str(self.root): "$ROOT"}
-        text = "".join(f"{line}\n" for line in read_lines(run.log))
+        text = "".join(f"{line}\n" for line in read_lines(run.log, errors="replace"))
         for place in sorted(places, key=len, reverse=True):
             text = text.replace(place, places[place])
         data = text.encode()

@@ -83,7 +83,7 @@ def read_training_log(path: Path, subset: str = "valid") -> dict:
     epochs: dict[int, dict[str, dict[str, str]]] = {}
     validations: dict[int, tuple[float, float]] = {}  # perplexity and loss by updates
     start = None  # updates before the first epoch
-    for line in read_lines(path):
+    for line in read_lines(path, errors="replace"):
         loaded = _LOADED.search(line)
         if loaded or FROM_SCRATCH in line:
             # what follows is from the loaded checkpoint on; an interrupted run repeats what came after it
@@ -145,7 +145,7 @@ def read_validation(path: Path) -> dict:
         UserError: the log has no perplexity.
     """
     fields: dict[str, str] = {}
-    for line in read_lines(path):
+    for line in read_lines(path, errors="replace"):
         if START in line:  # another run
             fields = {}
         elif (found := progress(line)) and found[0] == "test":

@@ -315,6 +315,12 @@ def test_lines_of_the_log_cut_no_line_of_the_output(tmp_path):
     assert (tmp_path / "log").read_text().splitlines()[1:] == ["H" * 5000, "log", "H" * 5000, "log"]
 
 
+def test_output_is_utf_8_in_every_locale(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
+    Commands()([sys.executable, "-c", "print('H-0 ein schöner Hund – 犬')"], tmp_path / "log")
+    assert (tmp_path / "log").read_text(encoding="utf-8").endswith("\nH-0 ein schöner Hund – 犬\n")
+
+
 def test_a_command_that_fails_shows_the_end_of_its_log_and_its_epochs_are_shown(tmp_path, capsys):
     program = "print('x | INFO | train | epoch 1 | loss 2'); [print('line', n) for n in range(9)]; raise SystemExit(3)"
     with pytest.raises(CommandFailed, match=r"(?s)the end of .*/log:\nline 4\n.*line 8$") as failed:

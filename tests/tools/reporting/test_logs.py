@@ -147,6 +147,11 @@ def test_losses_that_are_no_finite_numbers_are_none(tmp_path, value):
     assert found["valid_perplexity"] is found["valid_loss"] is None
 
 
+def test_a_log_with_paths_in_another_encoding_is_read(tmp_path):
+    (tmp_path / "log").write_bytes("Namespace(data='/home/ü')\n".encode("latin-1") + SIMPLE.encode())
+    assert logs.read_training_log(tmp_path / "log")["updates"] == 200
+
+
 def test_a_log_without_a_finished_epoch_is_refused(tmp_path):
     (tmp_path / "log").write_text(written(EVENTS[:2]))
     with pytest.raises(ValueError, match="no finished epoch"):
