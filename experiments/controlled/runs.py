@@ -26,7 +26,7 @@ from fairseq_lowrank.messages import UserError, flag_name
 from fairseq_lowrank.tools import provenance
 from fairseq_lowrank.tools.locks import append_whole, locked
 from fairseq_lowrank.tools.reporting.comparison import attention_flags
-from fairseq_lowrank.tools.reporting.results import append_measurement
+from fairseq_lowrank.tools.reporting.results import append_measurement, check_writable
 
 PAPER = "evidence"
 SMALLEST = 1e-12
@@ -252,6 +252,8 @@ class TaskEngine(Engine[Run]):
         self.task, self._runs, self.log, self.show = task, runs, log, show
         self.commit = checked_out_commit()
         this_code()
+        if log is not None:
+            check_writable(log)
 
     def runs(self) -> Sequence[Run]:
         return self._runs
@@ -275,7 +277,6 @@ class TaskEngine(Engine[Run]):
         seconds = journal.seconds
         journal(f"{self.task.METRIC} {outcome['value']:.6g}, {seconds:.1f} s")
         if self.log is not None:
-            self.log.parent.mkdir(parents=True, exist_ok=True)
             data = gzip.compress(("\n".join(journal.lines) + "\n").encode(), mtime=0)
             with named_if_full(self.log), locked(self.log, os.O_RDWR | os.O_CREAT | os.O_APPEND) as log:
                 assert log is not None  # it waits for other processes

@@ -132,6 +132,7 @@ def test_the_picture_and_the_lines_are_written(tmp_path):
         (["--rows", "nothing"], "--rows 'nothing'"),
         (["--steps", "0"], "--steps 0"),
         (["--no-runs"], "has no finished run"),
+        (["--log", "/"], "/: is a folder"),
     ],
 )
 def test_bad_arguments_are_refused_in_one_line(tmp_path, capsys, flags, message):
