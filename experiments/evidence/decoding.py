@@ -16,9 +16,9 @@ from pathlib import Path
 
 import torch
 
-from experiments.controlled.runs import PAPER, origin_here
+from experiments.controlled.runs import PAPER, checked_out_commit, origin_here
 from experiments.corpora.catalogue import parse_corpus_name
-from experiments.engine import finished
+from experiments.engine import finished, refuse_dirty
 from experiments.recipes.commands import Commands
 from fairseq_lowrank.files import read_lines
 from fairseq_lowrank.messages import UserError
@@ -84,6 +84,7 @@ def main() -> None:
     )
     parser.add_argument("--generate", default="--beam 5", help="flags of fairseq-generate (default: --beam 5)")
     args = parser.parse_args()
+    refuse_dirty(checked_out_commit())
     table = f"{args.table}-decoding"
     for run in tracked(args.runs, "scoring", "runs"):
         name, file = re.fullmatch(r"(.+)-seed(\d+)-\w+", run.name), run / "checkpoints/checkpoint_best.pt"

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from experiments.controlled.runs import PAPER, origin_here
-from experiments.engine import finished
+from experiments.controlled.runs import PAPER, checked_out_commit, origin_here
+from experiments.engine import finished, refuse_dirty
 from experiments.recipes.losses import sentence_losses
 from fairseq_lowrank.cli import import_plugin
 from fairseq_lowrank.progress import tracked
@@ -28,6 +28,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, required=True, metavar="FILE", help="the .jsonl file to append to")
     parser.add_argument("--table", required=True, metavar="NAME", help="the recipe's table, such as fast-start")
     args = parser.parse_args()
+    refuse_dirty(checked_out_commit())
     named = [re.fullmatch(r"(.+)-seed(\d+)-\w+", run.name) for run in args.runs]
     for run, name in zip(args.runs, named, strict=True):
         if name is None or not (run / "checkpoints/checkpoint_best.pt").is_file():
