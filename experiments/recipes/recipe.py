@@ -25,6 +25,8 @@ FLAGS_WITHOUT_EFFECT = {
     *("--save-dir", "--user-dir", "--num-workers", "--no-epoch-checkpoints", "--keep-interval-updates"),
     *("--keep-last-epochs", "--keep-best-checkpoints"),
 }
+# Other spellings of fairseq's flags that recipes read.
+ALIASES = {"-a": "--arch", "-s": "--source-lang", "-t": "--target-lang", "--max-sentences": "--batch-size"}
 
 
 @dataclass(frozen=True)
@@ -364,6 +366,7 @@ def parse_flags(flags: Sequence[str]) -> dict[str, str]:
     for word in flags:
         if re.match("--?[a-zA-Z]", word):
             name, equals, value = word.partition("=")
+            name = ALIASES.get(name, name)
             found[name] = value if equals else ""
         else:
             found[name] = f"{found.get(name, '')} {shlex.quote(word)}".strip()

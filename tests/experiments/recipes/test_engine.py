@@ -13,7 +13,7 @@ from experiments import __main__ as experiments
 from experiments.recipes import engine as engines
 from experiments.recipes import training
 from experiments.recipes.engine import RunLocked
-from experiments.recipes.recipe import Recipe, differences, effective_flags, records, smoke_corpus
+from experiments.recipes.recipe import Recipe, differences, effective_flags, last_value, records, smoke_corpus
 from fairseq_lowrank import cli
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.tools import provenance
@@ -517,11 +517,13 @@ def test_differences_name_flags_and_both_values(flags, others, expected):
 
 
 def test_the_last_of_a_repeated_flag_counts():
-    assert effective_flags(["--adam-betas", "0.9", "--x", "-s", "de", "--adam-betas", "0.8"]) == {
+    assert effective_flags(["--adam-betas", "0.9", "--x", "-b", "de", "--adam-betas", "0.8"]) == {
         "--adam-betas": "0.8",
         "--x": "",
-        "-s": "de",
+        "-b": "de",
     }
+    # also in fairseq's other spelling
+    assert last_value(["--arch", "transformer", "-a", "lowrank_transformer"], "--arch", "") == "lowrank_transformer"
 
 
 @pytest.mark.parametrize(
