@@ -28,6 +28,15 @@ case "$*" in
     *) fail "unknown arguments '$*'; usage: scripts/setup.sh [--test]" ;;
 esac
 
+# Two at once would install into each other's .venv. The lock is that of the folder; macOS has no flock.
+if command -v flock >/dev/null; then
+    exec {folder}<.
+    flock -n "$folder" || {
+        say "waiting for another setup of this folder"
+        flock "$folder"
+    }
+fi
+
 # A .venv that does not start, is not of PYTHON's version or was moved with its folder is made again. Its commands know where
 # they were installed in their first line or, where the path has a space or is long, in their second.
 is_whole() {

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from fairseq_lowrank.tools.locks import locked
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
@@ -106,6 +108,16 @@ def test_without_python_given_one_up_to_3_13_goes_before_a_newer_one(setup, fold
         (folder / name).symlink_to(python_of(version))
     lines = setup(PYTHON="", PATH=f"{folder}:{os.environ['PATH']}")[1]
     assert lines[-1].startswith("setup: error: python3.12 cannot make")
+
+
+@pytest.mark.skipif(shutil.which("flock") is None, reason="has no flock")
+def test_a_second_setup_waits_for_the_first(setup, folder, python_of):
+    with locked(folder, os.O_RDONLY):
+        command = [folder / "scripts" / "setup.sh"]
+        environment = os.environ | {"PYTHON": python_of("3.9")}
+        second = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        assert second.stdout.readline() == "setup: waiting for another setup of this folder\n"
+    assert "Python 3.11.4 or newer is needed" in second.communicate(timeout=30)[0]
 
 
 def test_a_broken_environment_is_made_again_once_and_a_missing_compiler_is_named(setup, folder, quick_python):
