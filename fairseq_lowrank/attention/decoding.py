@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import uuid
 from collections.abc import MutableMapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -115,17 +114,16 @@ class IncrementalCache:
     """Reads and writes the entry of one layer in an incremental state.
 
     A copy of a layer that has an entry finds it in a copy of the state. A copy of a layer that has none is another layer of the
-    same model, as :class:`torch.nn.TransformerEncoder` makes them, and gets a separate entry.
+    same model, as :class:`torch.nn.TransformerEncoder` makes them, and gets a separate entry. A pickled layer is such a copy too.
     """
 
     def __init__(self) -> None:
         self.key, self.used = _new_key(), False
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        copied = copy.copy(self)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
         if not self.used:
-            copied.key = _new_key()
-        return copied
+            self.key = _new_key()
 
     def get(self, state: IncrementalState | None) -> LayerCache | None:
         """Return the entry of the layer, or ``None`` if it has none.
@@ -151,12 +149,10 @@ class IncrementalCache:
         state[self.key] = cache
         self.used = True
 
-    def update(self, state: IncrementalState, new: KeyValueStates, padding: Tensor | None) -> LayerCache:
-        """Append the tensors of a step, and return all of them."""
+    def extended(self, state: IncrementalState, new: KeyValueStates, padding: Tensor | None) -> LayerCache:
+        """Return the cached tensors with those of a step after them. The state keeps them when they are :meth:`set`."""
         old = self.get(state)
-        state[self.key] = cache = LayerCache(new, padding) if old is None else old.extended(new, padding)
-        self.used = True
-        return cache
+        return LayerCache(new, padding) if old is None else old.extended(new, padding)
 
     def reorder(self, state: IncrementalState, order: Tensor, *, encoder_keys: bool, beam_size: int) -> None:
         """Let entry i of the batch become the old entry ``order[i]``.

@@ -13,6 +13,7 @@ from fairseq_lowrank.attention.appended import append_keys, build_appended
 from fairseq_lowrank.attention.decoding import (
     IncrementalCache,
     IncrementalState,
+    LayerCache,
     infer_beam_size,
     join_beams,
     split_beams,
@@ -307,7 +308,8 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
             )
 
         # Cached states: the tensors from which keys and values are made, with those of earlier steps.
-        states, key_padding_mask = self._key_value_states(steps, key, value, hidden_keys, incremental_state)
+        cache = self._key_value_states(steps, key, value, hidden_keys, incremental_state)
+        states, key_padding_mask = cache.tensors, cache.padding
 
         # Queries: those of the heads. The hypotheses of a sentence are further queries to its keys.
         queries, batch, _ = query.shape
@@ -345,6 +347,8 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
             call = take_step(steps, "call", call, context.widened())
             scores = reference.masked_scores(call).expand(-1, self._score_heads, -1, -1)
             values = self.projection.expand_values(self, states)
+            if incremental_state is not None:
+                self.cache.set(incremental_state, cache)
             return split_beams(scores, beam).flatten(0, 1), values.flatten(0, 1)
 
         if self.self_attention and mask.causal and mask.key_padding is not None and not need_weights:
@@ -370,6 +374,8 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
 
         heads, weights = run(steps, call, context, attend)
         output = children["out_proj"](merge_heads(heads if beam == 1 else split_beams(heads, beam)))
+        if incremental_state is not None:  # after the last error that a call can raise, so that it can be repeated
+            self.cache.set(incremental_state, cache)
         if self.batch_first:
             output = output.transpose(0, 1)
         if weights is None:
@@ -430,7 +436,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         value: Tensor | None,
         padding: Tensor | None,
         state: IncrementalState | None,
-    ) -> tuple[KeyValueStates, Tensor | None]:
+    ) -> LayerCache:
         """Return the tensors from which keys and values are made, with those of earlier steps, and their padding."""
         if key is None or value is None:
             cache = self.cache.get(state)
@@ -438,7 +444,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
                 raise ValueError(
                     "key and value may be None only together, and only if incremental_state has saved ones. Pass both."
                 )
-            return cache.tensors, cache.padding
+            return cache
         states = self.score.project_key_value(self, key, value)
         for name, heads in self._state_heads.items():
             if states[name].size(1) < heads:  # fewer heads would be read as groups of heads
@@ -453,10 +459,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
             keys = states[self.projection.rotary_state]
             positions = torch.arange(first, first + keys.size(2), device=keys.device)
             states[self.projection.rotary_state] = self.rotary(keys, positions)
-        if state is None:
-            return states, padding
-        cache = self.cache.update(state, states, padding)
-        return cache.tensors, cache.padding
+        return LayerCache(states, padding) if state is None else self.cache.extended(state, states, padding)
 
     def _call(
         self,

@@ -251,9 +251,10 @@ def test_a_copied_model_continues_with_its_copied_state(make, inputs):
 
 
 @torch.no_grad()
-def test_copies_of_a_new_layer_are_the_layers_of_one_model(make, inputs):
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))])
+def test_copies_of_a_new_layer_are_the_layers_of_one_model(copied, make, inputs):
     first, x, state = make(self_attention=True), inputs(6, 2, 12), {}
-    layers = [first, copy.deepcopy(first), copy.deepcopy(first)]  # as torch.nn.TransformerEncoder makes them
+    layers = [first, copied(first), copied(first)]  # as torch.nn.TransformerEncoder makes them
     full, steps = x, x.split(1)
     for layer in layers:
         full, _ = layer(full, full, full, attn_mask=CAUSAL, need_weights=False)
@@ -283,6 +284,25 @@ def test_a_state_that_is_no_dictionary_is_refused(make, inputs, state):
     for use in (lambda: decode(layer, x, state), lambda: layer.reorder_incremental_state(state, torch.tensor([0, 1]))):
         with pytest.raises(ValueError, match=f"incremental_state is a {type(state).__name__}: expected a dictionary"):
             use()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"attn_mask": torch.zeros(7, 7)},
+        {"key_padding_mask": torch.zeros(2, 9)},
+        {"attn_mask": CAUSAL.replace(window=0)},
+    ],
+)
+def test_a_step_that_failed_can_be_repeated(wrong, make, inputs):
+    layer, x, state = make(self_attention=True), inputs(3, 2, 12), {}
+    decode(layer, x[:2], state)
+    for before_softmax in (False, True):
+        with pytest.raises(ValueError, match=r"mask|window"):
+            layer(*(x[2:],) * 3, incremental_state=state, before_softmax=before_softmax, **wrong)
+    expected = layer(x, x, x, attn_mask=CAUSAL)[0][2:]
+    torch.testing.assert_close(decode(layer, x[2:], state), expected)
 
 
 def test_copies_of_a_layer_keep_apart_what_they_save(make, inputs):

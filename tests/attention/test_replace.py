@@ -91,3 +91,14 @@ def test_a_size_that_cannot_be_kept_is_refused_by_name(preset, axes):
 def test_a_module_without_attention_is_refused():
     with pytest.raises(UserError, match="Linear"):
         replace_attention(nn.Linear(2, 2), "mixhead-a")
+
+
+HOOKS = [name for name in dir(nn.Module) if name.startswith("register_") and name.endswith("_hook")]
+
+
+@pytest.mark.parametrize("register", HOOKS)
+def test_a_layer_with_any_hook_is_refused(register):
+    model = Own()
+    getattr(model.first.out_proj, register)(lambda *_: None)
+    with pytest.raises(ValueError, match=r"first its out_proj has hooks, which its replacement would lose\. Remove it"):
+        replace_attention(model, "mixhead-a")

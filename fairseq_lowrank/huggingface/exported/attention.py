@@ -46,10 +46,13 @@ class PackedStates(IncrementalCache):
         # a quantised cache keeps only the newest keys as they are
         return 0 if state is None else state.cache.get_seq_length(state.layer)
 
-    def update(self, state: Any, new: dict[str, Tensor], padding: Tensor | None) -> LayerCache:
+    def extended(self, state: Any, new: dict[str, Tensor], padding: Tensor | None) -> LayerCache:
         packed = torch.cat([new[name].transpose(1, 2).flatten(2) for name in self.sizes], dim=-1).unsqueeze(1)
         keys, _ = state.cache.update(packed, packed[..., :0], state.layer)
         return self._unpacked(keys, state.padding)
+
+    def set(self, state: Any, cache: LayerCache) -> None:
+        """Do nothing: a cache of transformers has the states already."""
 
     def _unpacked(self, packed: Tensor, padding: Tensor | None) -> LayerCache:
         parts = packed[:, 0].split([heads * size for heads, size in self.sizes.values()], dim=-1)
