@@ -69,20 +69,11 @@ def replace_attention(module: nn.Module, preset: str, *, backend: str = "auto", 
 
 def _what_is_lost(part: nn.MultiheadAttention, owners: Counter) -> str | None:
     """Return what of a layer its replacement would not have, or None; ``owners`` counts the modules of each parameter."""
-    hooks = (
-        "forward",
-        "forward_pre",
-        "backward",
-        "backward_pre",
-        "state_dict",
-        "state_dict_pre",
-        "load_state_dict_pre",
-    )
     for name, child in part.named_modules():
         where = f"its {name} " if name else ""
         if parametrize.is_parametrized(child):
             return f"{where}has a parametrisation of {', '.join(child.parametrizations)}".strip()
-        if any(getattr(child, f"_{kind}_hooks", None) for kind in hooks) or "forward" in vars(child):
+        if any(value for key, value in vars(child).items() if key.endswith("_hooks")) or "forward" in vars(child):
             return f"{where}has hooks"
     for name, parameter in part.named_parameters():
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
