@@ -14,6 +14,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from fairseq_lowrank.attention import AttentionConfig, AttentionSpec
 from fairseq_lowrank.huggingface.sites import SITES, callers_of, names_used, site_of
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.parts import LayerPart
 from fairseq_lowrank.progress import tracked
 
 _PRODUCTS = frozenset(("matmul", "bmm", "baddbmm", "einsum"))
@@ -41,6 +42,8 @@ def other_attention(model: nn.Module) -> list[nn.Module]:
     others: list[nn.Module] = []
     within: set[int] = set()
     for module in model.modules():
+        if isinstance(module, LayerPart):  # added to a module that can be chosen
+            within |= {id(part) for part in module.modules()}
         if id(module) in within or id(module) in chosen or not _is_attention(type(module)):
             continue
         parts = {id(part) for part in module.modules()}

@@ -144,10 +144,14 @@ def _mask_makers(module: nn.Module, callers: Callers) -> set[str]:
 
 
 def _own_functions(kind: type) -> dict[str, Callable]:
-    """Return the functions that a class and its bases define, without those of torch and of ``PreTrainedModel``."""
+    """Return the functions that a class and its bases define, without those of torch and of ``PreTrainedModel``.
+
+    Models may also be defined elsewhere: exported ones in this package, and others in code that their folder brings.
+    """
     functions: dict[str, Callable] = {}
     for base in reversed(kind.__mro__):
-        if base.__module__.startswith("transformers.models."):
+        library = base.__module__.partition(".")[0] in ("builtins", "torch", "transformers")
+        if not library or base.__module__.startswith("transformers.models."):
             functions |= {name: value for name, value in vars(base).items() if callable(value)}
     return functions
 

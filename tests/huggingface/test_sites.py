@@ -9,6 +9,7 @@ from transformers_families import BART, FAMILIES, SEQUENCE, SIZES, TOKENS, build
 
 from fairseq_lowrank import huggingface
 from fairseq_lowrank.huggingface import apply_attention, attention_modules, attention_weights
+from fairseq_lowrank.huggingface.exported import LowrankConfig, LowrankForSeq2SeqLM
 from fairseq_lowrank.huggingface.models import describe, other_attention, small_model
 from fairseq_lowrank.messages import UserError
 
@@ -69,6 +70,20 @@ def test_a_site_agrees_with_the_weights(family):
 def test_one_class_has_the_sites_that_its_configuration_gives(decoder, cross, sites):
     config = transformers.BertConfig(**BERT, is_decoder=decoder, add_cross_attention=cross)
     assert {site for _, site, _ in attention_modules(transformers.BertModel(config))} == sites
+
+
+def test_exported_models_have_the_sites_that_their_modules_have():
+    """Their classes are not those of transformers, as those of a folder with code are not."""
+    sizes = {f"{stack}_{name}": 8 for stack in ("encoder", "decoder") for name in ("embed_dim", "ffn_embed_dim")}
+    counts = {f"{stack}_{name}": 2 for stack in ("encoder", "decoder") for name in ("layers", "attention_heads")}
+    config = LowrankConfig(
+        vocab_size=9, source_vocab_size=9, decoder_input_dim=8, decoder_output_dim=8, **sizes, **counts
+    )
+    model = LowrankForSeq2SeqLM(config)
+    sites = [site for _, site, _ in attention_modules(model)]
+    assert sites == ["encoder", "encoder", "decoder", "cross", "decoder", "cross"]
+    with pytest.raises(UserError, match="'xsa' in cross attention"):
+        apply_attention(model, "xsa")
 
 
 def partial():
