@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -77,13 +77,15 @@ def added_to(module: nn.Module) -> AddedAttention:
     """Return what is added to an attention module.
 
     Raises:
-        UserError: nothing is added, which a model from ``from_pretrained`` shows in its first call.
+        UserError: nothing is added, which a model from ``from_pretrained`` shows in its first call, and a model whose
+            configuration object another model has too.
     """
     if (added := vars(module).get(SLOT)) is None:
         folder = getattr(getattr(module, "config", None), "name_or_path", "") or "FOLDER"
         raise UserError(
-            f"{type(module).__name__} has no mixing, because from_pretrained does not load it. "
-            f'Call load_attention(model, "{folder}"), or model.set_attn_implementation("sdpa") to leave the mixing out.'
+            f"{type(module).__name__} has no mixing: from_pretrained does not load it, and a model with the same configuration object "
+            f'does not share it. Call load_attention(model, "{folder}"), build the model from a copy of its configuration, or call '
+            'model.set_attn_implementation("sdpa") to leave the mixing out.'
         )
     return added
 
@@ -102,13 +104,18 @@ def added_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
         yield from part.parameters()
 
 
-def mixing_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors that are added to a module, by their names in the module's state dict."""
+def part_tensors(parts: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    """Return the tensors of parts by axis, by their names in the state dict of an attention module."""
     return {
         f"{axis}.{name}": tensor
-        for axis, part in parts_of(module).items()
+        for axis, part in parts.items()
         for name, tensor in (*part.named_parameters(), *part.named_buffers())
     }
+
+
+def mixing_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors that are added to a module, by their names in the module's state dict."""
+    return part_tensors(parts_of(module))
 
 
 def mixing_state(model: PreTrainedModel) -> dict[str, Tensor]:
@@ -120,23 +127,29 @@ def mixing_state(model: PreTrainedModel) -> dict[str, Tensor]:
     }
 
 
-def choose(module: nn.Module, spec: AttentionSpec) -> None:
-    """Give an attention module the attention of ``spec``, in place of what an earlier call added."""
+def build_added(module: nn.Module, spec: AttentionSpec) -> tuple[AddedAttention, dict[str, NoDecayModule]]:
+    """Return what :func:`add` gives to an attention module for ``spec``, and its parts. The module does not change."""
+    config = query_sizes(module, spec)
+    built = {} if config is None else {axis: config.build(axis) for axis in ADDED_AXES}
+    parts = {axis: _placed(part, module) for axis, part in built.items() if part is not None}
+    return AddedAttention(spec.call_settings, config if parts else None), parts
+
+
+def add(module: nn.Module, added: AddedAttention, parts: Mapping[str, nn.Module]) -> None:
+    """Give an attention module what :func:`build_added` built, in place of what an earlier call added."""
     for axis in parts_of(module):
         delattr(module, axis)
-    config = query_sizes(module, spec)
-    parts = {} if config is None else {axis: part for axis in ADDED_AXES if (part := config.build(axis)) is not None}
     for axis, part in parts.items():
-        setattr(module, axis, _placed(part, module))
+        setattr(module, axis, part)
     hooked = _hand_over in module._forward_pre_hooks.values()
     if not hooked and any(_reads_call(part) for part in parts.values()):
         module.register_forward_pre_hook(_hand_over, with_kwargs=True)
         module.register_forward_hook(_forget)
-    vars(module)[SLOT] = AddedAttention(spec.call_settings, config if parts else None)
+    vars(module)[SLOT] = added
 
 
 def _placed(part: NoDecayModule, module: nn.Module) -> NoDecayModule:
-    """Put a part on the module's device, in float32, or float64 where the module is.
+    """Put a part on the module's device and in its mode, in float32, or float64 where the module is.
 
     The device is where the module computes: weights on a disk are loaded there at each call.
     """
@@ -145,7 +158,8 @@ def _placed(part: NoDecayModule, module: nn.Module) -> NoDecayModule:
     device = next((place for hook in hooks if (place := getattr(hook, "execution_device", None)) is not None), None)
     if device is None:
         device = tensors[0].device if tensors else torch.device("cpu")
-    return part.to(device, torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32)
+    wide = any(tensor.dtype == torch.float64 for tensor in tensors)
+    return part.to(device, torch.float64 if wide else torch.float32).train(module.training)
 
 
 def _reads_call(part: Any) -> bool:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Collection
 from dataclasses import replace
+from typing import Any, NamedTuple
 
-from torch import nn
-from transformers import PreTrainedModel
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
 
 from fairseq_lowrank.attention import AttentionSpec
 from fairseq_lowrank.attention.sharding import is_sharded
 from fairseq_lowrank.attention.states import without_default_options
-from fairseq_lowrank.huggingface.added import added_parameters, choose
+from fairseq_lowrank.huggingface.added import SLOT, AddedAttention, add, added_parameters, build_added, part_tensors
 from fairseq_lowrank.huggingface.choice import chosen_modules, collection, open_axes, spec_of
 from fairseq_lowrank.huggingface.exchange import guard
 from fairseq_lowrank.huggingface.function import IMPLEMENTATION
@@ -21,12 +23,14 @@ from fairseq_lowrank.huggingface.models import (
     calls_the_interface,
     describe,
     head_sizes,
+    model_of_transformers,
     other_attention,
 )
 from fairseq_lowrank.huggingface.sites import SITES
 from fairseq_lowrank.huggingface.training import TRAIN, freeze
 from fairseq_lowrank.messages import UserError, did_you_mean
 from fairseq_lowrank.parts import PLAIN
+from fairseq_lowrank.parts.parameters import NoDecayModule
 
 
 def apply_attention(
@@ -57,8 +61,57 @@ def apply_attention(
         UserError: an unknown choice, a method that changes projections, a model without exchangeable attention or with such attention
             in a part of its layers only (``sites`` or ``layers`` asks for this part), or a model that is sharded already.
     """
+    carry_out(planned(model, preset, train=train, sites=sites, layers=layers, **axes))
+    return model
+
+
+class Plan(NamedTuple):
+    """What :func:`apply_attention` is going to do. Until it is carried out, the model is as it was.
+
+    Args:
+        model: of transformers.
+        name: of the choice, for the summary; empty if nothing changes that a summary would name.
+        train: what will be trainable.
+        record: what the configuration of the model records, or ``None`` for plain attention.
+        added: by attention module, what it gets.
+        chosen, left: the modules with the chosen attention, and without it.
+    """
+
+    model: PreTrainedModel
+    name: str
+    train: str
+    record: dict[str, Any] | None
+    added: dict[nn.Module, tuple[AddedAttention, dict[str, NoDecayModule]]]
+    chosen: list[nn.Module]
+    left: list[nn.Module]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what :func:`~.added.mixing_state` will return."""
+        return {
+            f"{name}.{key}": tensor
+            for name, module in self.model.named_modules()
+            if module in self.added
+            for key, tensor in part_tensors(self.added[module][1]).items()
+        }
+
+
+def planned(
+    model: nn.Module,
+    preset: str,
+    *,
+    train: str = "all",
+    sites: Collection[str] | None = None,
+    layers: Collection[int] | None = None,
+    **axes: str | None,
+) -> Plan:
+    """Check the arguments of :func:`apply_attention`, and build what it adds.
+
+    Raises:
+        UserError: as :func:`apply_attention` does.
+    """
     if not isinstance(model, nn.Module):
         raise UserError(f"model={model!r}: expected a model. Build or load it first, such as with from_pretrained.")
+    model = model_of_transformers(model)
     spec = spec_of(preset, **axes)
     sites = None if sites is None else collection("sites", sites, str, "['encoder']")
     layers = None if layers is None else collection("layers", layers, int, "[0, 1]")
@@ -82,22 +135,54 @@ def apply_attention(
             replace(head_sizes(module, spec), self_attention=site != "cross").check_place()
         except ValueError as error:
             raise UserError(f"attention {preset!r} in {site} attention: {error}") from error
-    for module in model.modules():
-        if calls_the_interface(type(module)):
-            choose(module, spec if module in chosen else AttentionSpec())
-            guard(module, chosen=module in chosen and spec != AttentionSpec())
-    freeze(model, train)
-    record = {axis: getattr(spec, axis) for axis in open_axes()}
-    model.config.lowrank_attention = without_default_options(record) | {"sites": sites, "layers": layers}
-    # from_pretrained reads this name: it builds a model that refuses to run without its mixing
-    model.config.attn_implementation = IMPLEMENTATION
-    model.set_attn_implementation(IMPLEMENTATION)
+    if not model._can_set_attn_implementation():
+        raise UserError(
+            f"{type(model).__name__}: transformers does not exchange its attention function, since it does not find one in the "
+            "source of the class. Define the class in a module and not in a notebook, or use its base class."
+        )
+    added = {
+        module: build_added(module, spec if module in chosen else AttentionSpec())
+        for module in model.modules()
+        if calls_the_interface(type(module))
+    }
+    choice = {axis: getattr(spec, axis) for axis in open_axes()}
+    changed = {axis: value for axis, value in choice.items() if value != getattr(AttentionSpec(), axis)}
+    record = without_default_options(choice) | {"sites": sites, "layers": layers} if changed else None
+    name = preset if preset != PLAIN else ", ".join(f"{axis} {value}" for axis, value in changed.items())
     left = [module for module, _, _ in found if module not in chosen] + others
-    changed = {axis: value for axis, value in record.items() if value != getattr(AttentionSpec(), axis)}
-    if changed or train != "all":
-        name = preset if preset != PLAIN else ", ".join(f"{axis} {value}" for axis, value in changed.items()) or preset
-        print(_summary(name, model, chosen, left), file=sys.stderr)
-    return model
+    return Plan(model, name or preset, train, record, added, chosen, left)
+
+
+def carry_out(plan: Plan) -> None:
+    """Change the model as planned, and print the summary."""
+    model, record = plan.model, plan.record
+    recorded = getattr(model.config, "lowrank_attention", None)
+    if recorded not in (None, record) and not any(SLOT in vars(module) for module in model.modules()):
+        _separate_config(model)
+    for module, (added, parts) in plan.added.items():
+        add(module, added, parts)
+        guard(module, chosen=module in plan.chosen and record is not None)
+    freeze(model, plan.train)
+    if record is None:  # so that from_pretrained reads a saved model as any other
+        for name in ("lowrank_attention", "attn_implementation"):
+            vars(model.config).pop(name, None)
+    else:
+        model.config.lowrank_attention = record
+        # from_pretrained reads this name: it builds a model that refuses to run without its mixing
+        model.config.attn_implementation = IMPLEMENTATION
+    model.set_attn_implementation(IMPLEMENTATION)
+    if record is not None or plan.train != "all":
+        print(_summary(plan.name, model, plan.chosen, plan.left), file=sys.stderr)
+
+
+def _separate_config(model: PreTrainedModel) -> None:
+    """Give a model a copy of its configuration object, because another model with other attention has the same one."""
+    copies: dict[int, Any] = {}
+    copy.deepcopy(model.config, copies)
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if isinstance(value, PretrainedConfig) and id(value) in copies:
+                vars(module)[name] = copies[id(value)]
 
 
 def _summary(preset: str, model: nn.Module, chosen: list[nn.Module], left: list[nn.Module]) -> str:

@@ -23,6 +23,21 @@ _OWN_FUNCTIONS = frozenset(
 )
 
 
+def model_of_transformers(model: nn.Module) -> PreTrainedModel:
+    """Return a model itself, or the one that ``torch.compile`` was given.
+
+    Raises:
+        UserError: it is no model of transformers, such as a wrapper for several workers.
+    """
+    inner = getattr(model, "_orig_mod", model)
+    if not isinstance(inner, PreTrainedModel):
+        raise UserError(
+            f"model is a {type(model).__name__}: expected a model of transformers, such as from_pretrained returns. Choose attention "
+            "before DistributedDataParallel. Of a wrapper, give the model inside: model.module, or model.get_base_model() of PEFT."
+        )
+    return inner
+
+
 def attention_modules(model: nn.Module) -> list[tuple[nn.Module, str, int]]:
     """Return the modules whose attention can be chosen, each with its site and its index within the site."""
     counts = dict.fromkeys(SITES, 0)

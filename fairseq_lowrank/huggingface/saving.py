@@ -18,9 +18,9 @@ from fairseq_lowrank.attention.sharding import is_sharded, whole
 from fairseq_lowrank.attention.states import refuse_unknown_options
 from fairseq_lowrank.files import read_json, whole_files
 from fairseq_lowrank.huggingface.added import mixing_state, mixing_tensors, parts_of
-from fairseq_lowrank.huggingface.apply import apply_attention
+from fairseq_lowrank.huggingface.apply import carry_out, planned
 from fairseq_lowrank.huggingface.choice import chosen_axes
-from fairseq_lowrank.huggingface.models import attention_modules, head_sizes
+from fairseq_lowrank.huggingface.models import attention_modules, head_sizes, model_of_transformers
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.parts import AXES, PLAIN
 from fairseq_lowrank.parts.parameters import NoDecayModule
@@ -39,7 +39,7 @@ def save_attention(model: PreTrainedModel, folder: str | os.PathLike) -> None:
     Raises:
         UserError: no attention was applied to the model, the folder cannot take it, or the disk is full.
     """
-    folder = Path(folder)
+    model, folder = model_of_transformers(model), Path(folder)
     if (record := getattr(model.config, "lowrank_attention", None)) is None:
         raise UserError(f"{type(model).__name__} has no chosen attention. Call apply_attention(model, preset) first.")
     added = [part for module in model.modules() for part in parts_of(module).values()]
@@ -126,18 +126,23 @@ def load_attention(model: PreTrainedModel, folder: str | os.PathLike, *, train: 
     files = [path for path in (folder / WEIGHTS, *sorted(folder.glob("model*.safetensors"))) if path.is_file()]
     if not record or not files:
         raise UserError(f"{folder}: no mixing here. Give a folder that save_attention or save_pretrained wrote.")
-    apply_attention(model, PLAIN, train=train, **record)
+    plan = planned(model, PLAIN, train=train, **record)
     if files[0].name == WEIGHTS:
         _refuse_weights_of_another_choice(files[0], record)
-    wanted = mixing_state(model)
-    loaded = _saved_tensors(files, model.base_model_prefix, wanted)
+    wanted = plan.tensors()
+    loaded = _saved_tensors(files, plan.model.base_model_prefix, wanted)
     for name, tensor in wanted.items():
+        if tensor.is_meta:
+            raise UserError(
+                f"{name} would be on the meta device, where it has no values. Load the model's weights first."
+            )
         if (saved := loaded.get(name)) is None or saved.shape != tensor.shape:
             there = "nothing" if saved is None else f"a tensor {list(saved.shape)}"
             raise UserError(f"{folder}: expected {name} {list(tensor.shape)}, and found {there}")
     with torch.no_grad():
         for name, tensor in wanted.items():
             tensor.copy_(loaded[name])
+    carry_out(plan)
     return model
 
 

@@ -271,6 +271,21 @@ def test_a_choice_that_a_model_cannot_take_says_what_it_can(choice, message):
         apply_attention(model, **{"preset": "mixhead-b"} | choice)
 
 
+def test_parts_are_in_the_mode_of_their_model():
+    for training in (False, True):
+        model = apply_attention(build("bert").train(training), "talking-heads")
+        assert {module.training for module in model.modules()} == {training}
+
+
+def test_a_class_whose_attention_function_cannot_be_exchanged_is_refused():
+    of_a_notebook = {"__module__": "gone", "_can_set_attn_implementation_cached_value": None}
+    own = type("Own", (transformers.LlamaForCausalLM,), of_a_notebook)
+    model = own(build("llama").config)
+    with pytest.raises(UserError, match="Own: transformers does not exchange its attention function"):
+        apply_attention(model, "mixhead-a")
+    assert not mixing_state(model)
+
+
 def test_sites_and_layers_are_chosen():
     model = apply_attention(build("bart"), "mixhead-a", sites=["decoder", "cross"], layers=[1])
     assert sorted(mixing_state(model)) == [

@@ -1,5 +1,6 @@
 """Folders with the mixing of a model: what they record, and what another installation reads from them."""
 
+import copy
 import json
 import os
 
@@ -139,3 +140,71 @@ def test_a_mixing_follows_links_and_refuses_files_as_folders(tmp_path):
     assert (tmp_path / "mixing" / "lowrank_attention.safetensors").is_symlink() and target.stat().st_size
     with pytest.raises(UserError, match=f"{target}: is a file"):
         save_attention(model, target)
+
+
+@pytest.mark.parametrize("change", ["apply", "load"])
+def test_a_refused_choice_leaves_the_model_as_it_was(change, tmp_path):
+    save_attention(apply_attention(build("bert", num_attention_heads=8), "mixhead-b"), tmp_path)
+    model = apply_attention(build("bert"), "mixhead-a", train="mixing")
+    torch.nn.init.normal_(next(iter(mixing_state(model).values())))
+    expected, before, config = model(TOKENS).logits, mixing_state(model), model.config.to_dict()
+    trained = [parameter.requires_grad for parameter in model.parameters()]
+    with pytest.raises(ValueError, match=r"position_buckets=3|found a tensor \[8, 8\]"):
+        if change == "apply":
+            apply_attention(model, "t5-bias", position_buckets=3)
+        else:
+            load_attention(model, tmp_path)
+    assert model.config.to_dict() == config and [p.requires_grad for p in model.parameters()] == trained
+    assert all(tensor is before[name] for name, tensor in mixing_state(model).items())
+    assert torch.equal(model(TOKENS).logits, expected)
+
+
+def test_models_of_one_configuration_object_keep_their_own_choices(tmp_path):
+    config = build("gpt2").config
+    models = {choice: transformers.GPT2LMHeadModel(config).eval() for choice in ("none", "sum", "l2")}
+    for choice, model in models.items():
+        apply_attention(model, "mixhead-a", mixing_normalization=choice)
+        torch.nn.init.uniform_(next(iter(mixing_state(model).values())))
+    for choice, model in models.items():
+        save_attention(model, tmp_path / choice)
+        model.save_pretrained(tmp_path / f"whole-{choice}")
+        for name in (choice, f"whole-{choice}"):
+            loaded = load_attention(copy.deepcopy(model), tmp_path / name)
+            assert torch.equal(loaded(TOKENS).logits, model(TOKENS).logits)
+            assert loaded.config.lowrank_attention.get("mixing_normalization", "none") == choice
+
+
+def test_a_model_whose_choice_was_removed_is_saved_as_any_other(tmp_path):
+    model = apply_attention(apply_attention(build("bert"), "mixhead-a"), "mha")
+    model.save_pretrained(tmp_path)
+    assert "lowrank" not in (tmp_path / "config.json").read_text()
+    loaded = transformers.BertForMaskedLM.from_pretrained(tmp_path).eval()
+    torch.testing.assert_close(loaded(TOKENS).logits, build("bert")(TOKENS).logits)
+
+
+def test_a_compiled_model_is_saved_under_the_names_of_the_model(tmp_path):
+    model = build("gpt2")
+    compiled = torch.compile(model, backend="eager")
+    assert apply_attention(compiled, "mixhead-a", train="mixing-only") is compiled
+    save_attention(compiled, tmp_path)
+    loaded = mixing_state(load_attention(build("gpt2"), tmp_path))
+    assert loaded.keys() == mixing_state(model).keys()
+    apply_attention(model, "mixhead-a")
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("use", [save_attention, load_attention, lambda model, _: apply_attention(model, "gain")])
+def test_a_wrapped_model_is_refused_with_the_remedy(use, tmp_path):
+    model = apply_attention(build("gpt2"), "mixhead-a")
+    save_attention(model, tmp_path)
+    with pytest.raises(UserError, match=r"model is a DataParallel: .* give the model inside: model\.module"):
+        use(torch.nn.DataParallel(model), tmp_path)
+
+
+def test_values_are_not_loaded_into_a_model_without_memory(tmp_path):
+    model = apply_attention(build("gpt2"), "mixhead-a")
+    save_attention(model, tmp_path)
+    with torch.device("meta"):
+        empty = transformers.GPT2LMHeadModel(model.config)
+    with pytest.raises(UserError, match=r"mixing\.weight would be on the meta device.* Load the model's weights first"):
+        load_attention(empty, tmp_path)
