@@ -137,3 +137,22 @@ def test_weights_that_a_file_lacks_are_initialised(kept, translates, monkeypatch
     monkeypatch.setattr(torch, "empty_like", lambda *args, **others: empty_like(*args, **others).fill_(1e6))
     for name, tensor in type(model).from_pretrained(None, config=model.config, state_dict=read).state_dict().items():
         assert tensor.abs().max() < 5 and (tensor.any() or "bias" in name), name
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("attention", [{}, {"cross_attention": {"mixing": "static"}}])
+@pytest.mark.parametrize("name", ["inputs", "input_ids"])
+def test_a_search_hides_padding_of_the_source_as_a_forward_pass_does(name, attention):
+    torch.manual_seed(1)
+    model, source = translation_model(**attention), torch.tensor([[4, 5, 6, 7], [8, 9, 1, 1]])
+    options = {"max_new_tokens": 1, "output_logits": True, "return_dict_in_generate": True, "do_sample": False}
+    found = model.generate(**{name: source}, **options).logits[0]
+    torch.testing.assert_close(found, model(source, decoder_input_ids=torch.full((2, 1), 2)).logits[:, 0])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kept", [2, torch.tensor([0, 3])])
+def test_a_language_model_computes_the_logits_that_are_kept(kept):
+    model, text = language_model(), torch.tensor([[4, 5, 6, 7, 8]])
+    expected = model(text).logits[:, slice(-2, None) if isinstance(kept, int) else kept]
+    torch.testing.assert_close(model(text, logits_to_keep=kept).logits, expected)

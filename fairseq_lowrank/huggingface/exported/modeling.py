@@ -410,6 +410,14 @@ class LowrankForSeq2SeqLM(LowrankGenerator):
         shifted = torch.cat([start, labels[:, :-1]], dim=1)
         return shifted.masked_fill(shifted == -100, config.pad_token_id)
 
+    def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Search as models of transformers do. Padding of a source without ``attention_mask`` is hidden, as in :meth:`forward`."""
+        source = kwargs.get("input_ids") if inputs is None else inputs
+        if source is not None and kwargs.get("attention_mask") is None:
+            kwargs["attention_mask"] = source.ne(self.encoder.padding).long()
+        parent: Any = super()
+        return parent.generate(inputs, *args, **kwargs)
+
     def _get_logits_processor(self, generation_config: Any, *args: Any, **kwargs: Any) -> LogitsProcessorList:
         parent: Any = super()
         processors = parent._get_logits_processor(generation_config, *args, **kwargs)
@@ -483,7 +491,7 @@ class LowrankForCausalLM(LowrankGenerator):
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
-        logits_to_keep: int = 0,
+        logits_to_keep: int | Tensor = 0,
         num_items_in_batch: Any = None,
         position_ids: Tensor | None = None,
         **kwargs: Any,
@@ -492,7 +500,7 @@ class LowrankForCausalLM(LowrankGenerator):
 
         Args:
             labels: ``[B, T]``, the text itself; −100 where the loss ignores a position.
-            logits_to_keep: compute logits for this many last positions only; 0 computes all.
+            logits_to_keep: compute logits for this many last positions only, or for the positions of a tensor; 0 computes all.
             position_ids: ``[B, T]``, see :class:`LowrankDecoder`.
         """
         decoded: Any = self.decoder(
@@ -504,7 +512,8 @@ class LowrankForCausalLM(LowrankGenerator):
             position_ids=position_ids,
             **kwargs,
         )
-        logits: Any = self.decoder.output_projection(decoded.last_hidden_state[:, -logits_to_keep:])
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits: Any = self.decoder.output_projection(decoded.last_hidden_state[:, kept])
         loss: Any = None if labels is None else loss_of(logits[:, :-1], labels[:, 1:], num_items_in_batch)
         return CausalLMOutputWithCrossAttentions(
             loss=loss,
