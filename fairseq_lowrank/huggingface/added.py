@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -45,11 +46,36 @@ class AddedAttention(NamedTuple):
     config: AttentionConfig | None = None
 
 
+class _Call(NamedTuple):
+    """The call of an attention module, with its input and its cache.
+
+    They are weak references, because a call that fails does not end here: its inputs would keep the graph of all layers before.
+    """
+
+    module: Any
+    inputs: Any
+    cache: Any
+
+    @classmethod
+    def of(cls, module: nn.Module, inputs: Tensor | None, cache: Cache | None) -> _Call:
+        return cls(_weak(module), _weak(inputs), _weak(cache))
+
+
+def _weak(value: Any) -> Any:
+    """Return a weak reference. While a compiler traces a call, which it cannot do with references, return the value."""
+    return value if value is None or torch.compiler.is_compiling() else weakref.ref(value)
+
+
+def _strong(value: Any) -> Any:
+    """Return what :func:`_weak` was given, or None if nothing else keeps it."""
+    return value() if isinstance(value, weakref.ref) else value
+
+
 class _Calls(threading.local):
-    """The calls of attention modules that run in this thread, from the outermost: each module, its input and its cache."""
+    """The calls of attention modules that run in this thread, from the outermost."""
 
     def __init__(self) -> None:  # in each thread; compilers guard an attribute of the instance, not of the class
-        self.running: tuple[tuple[nn.Module, Tensor | None, Cache | None], ...] = ()
+        self.running: tuple[_Call, ...] = ()
 
 
 _calls = _Calls()
@@ -60,7 +86,7 @@ def inputs_of(module: nn.Module) -> Tensor | None:
 
     The attention function gets projected tensors only.
     """
-    return next((inputs for caller, inputs, _ in _calls.running if caller is module), None)
+    return next((_strong(call.inputs) for call in _calls.running if _strong(call.module) is module), None)
 
 
 def first_position(module: nn.Module, queries: int, keys: int) -> int | Tensor:
@@ -68,7 +94,7 @@ def first_position(module: nn.Module, queries: int, keys: int) -> int | Tensor:
 
     Slots of a static cache after the last query are empty. The first layer of a cache counts positions for all layers.
     """
-    cache = next((cache for caller, _, cache in _calls.running if caller is module), None)
+    cache = next((_strong(call.cache) for call in _calls.running if _strong(call.module) is module), None)
     filled = keys if cache is None else cache.get_seq_length()
     return (filled.clamp(max=keys) if isinstance(filled, Tensor) else min(filled, keys)) - queries
 
@@ -182,7 +208,7 @@ def _hand_over(module: nn.Module, args: tuple, kwargs: dict) -> None:
         )
     # models name the argument past_key_values, past_key_value or layer_past
     cache = next((given for given in (*args, *kwargs.values()) if isinstance(given, Cache)), None)
-    _calls.running = (*_calls_around(module), (module, inputs, cache))
+    _calls.running = (*_calls_around(module), _Call.of(module, inputs, cache))
 
 
 @functools.cache
@@ -196,9 +222,9 @@ def _forget(module: nn.Module, args: tuple, output: object) -> None:
 
 # A hook that also runs after an exception would have another number in each module, which compilers guard. So the next call
 # of the module replaces what an exception left.
-def _calls_around(module: nn.Module) -> tuple[tuple[nn.Module, Tensor | None, Cache | None], ...]:
+def _calls_around(module: nn.Module) -> tuple[_Call, ...]:
     """Return the calls that began before that of a module."""
-    for index, (caller, _, _) in enumerate(_calls.running):
-        if caller is module:
+    for index, call in enumerate(_calls.running):
+        if _strong(call.module) is module:
             return _calls.running[:index]
     return _calls.running

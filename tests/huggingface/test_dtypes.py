@@ -165,11 +165,19 @@ def test_a_model_keeps_nothing_of_a_call(preset):
 
 def test_a_model_keeps_nothing_of_a_call_that_failed():
     model = apply_attention(build("llama"), "gated")
-    module = attention_modules(model)[0][0]
+    module, kept = attention_modules(model)[1][0], []
+    module.register_forward_pre_hook(
+        lambda module, args, kwargs: kept.extend(
+            map(weakref.ref, (kwargs["hidden_states"], kwargs["past_key_values"]))
+        ),
+        with_kwargs=True,
+    )
     module.o_proj = nn.Linear(1, 1)
     with pytest.raises(RuntimeError):
-        model(input_ids=TOKENS)
+        model(input_ids=TOKENS, use_cache=True)
     assert not any(isinstance(value, torch.Tensor) for value in vars(module).values())
+    gc.collect()
+    assert [each() for each in kept] == [None, None]
 
 
 @pytest.mark.usefixtures("small_heap")
