@@ -208,3 +208,15 @@ def test_values_are_not_loaded_into_a_model_without_memory(tmp_path):
         empty = transformers.GPT2LMHeadModel(model.config)
     with pytest.raises(UserError, match=r"mixing\.weight would be on the meta device.* Load the model's weights first"):
         load_attention(empty, tmp_path)
+
+
+def test_a_choice_for_a_part_of_a_model_is_not_saved_in_silence(tmp_path, capsys):
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
+    text = sizes | {"vocab_size": 100, "bos_token_id": 1, "eos_token_id": 2}
+    config = transformers.CLIPConfig(text_config=text, vision_config=sizes | {"image_size": 16, "patch_size": 4})
+    for is_part in (True, False):
+        model = transformers.CLIPModel(copy.deepcopy(config))
+        apply_attention(model.vision_model if is_part else model, "mixhead-a")
+        capsys.readouterr()
+        model.save_pretrained(tmp_path)
+        assert ("attention was chosen for a part of this CLIPModel" in capsys.readouterr().err) == is_part
