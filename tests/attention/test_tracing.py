@@ -8,8 +8,9 @@ import torch
 from attention_problems import attend
 from needed_axes import PRESETS, needed_axes
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from fairseq_lowrank.attention import CAUSAL, build_attention
+from fairseq_lowrank.attention import CAUSAL, build_attention, masks
 from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, PositionwiseMixing, StaticMixing
 from fairseq_lowrank.ops.attention.tree import encode, flatten
 
@@ -227,6 +228,18 @@ def test_shapes_come_out_on_the_meta_device(preset, options):
     assert output.is_meta and output.shape == x.shape
     output.sum().backward()
     assert x.grad.shape == x.shape
+
+
+def test_fake_tensors_pass_and_leave_nothing_for_later_calls():
+    layer, mask = Causal("mixhead-b").eval().layer, nn.Transformer.generate_square_subsequent_mask(5)
+    x, padding = torch.randn(5, BATCH, SIZE), torch.zeros(BATCH, 5)
+    expected = layer(x, x, x, padding, attn_mask=mask)[0]
+    masks._causal_tensor.cache_clear()
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        for given in (mask, mode.from_tensor(mask)):
+            fake = layer(x, x, x, padding, attn_mask=given)[0]
+            assert fake.shape == x.shape and type(fake) is FakeTensor
+    torch.testing.assert_close(layer(x, x, x, padding, attn_mask=mask)[0], expected)
 
 
 def test_the_operator_obeys_the_rules_of_torch():

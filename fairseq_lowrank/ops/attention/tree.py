@@ -13,6 +13,8 @@ from torch import Tensor
 TENSOR, NUMBER = "#", "."
 """Placeholders of a structure: they are replaced by the next tensor, or by the next float."""
 
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
+
 Structure = tuple[Any, ...]
 """A subclass of :class:`TensorTree` and its fields: placeholders, static values, and structures of other trees."""
 
@@ -91,8 +93,13 @@ def _unflatten(structure: Structure, tensors: Iterator[Tensor], numbers: Iterato
 
 
 def is_traced(tensor: Tensor) -> bool:
-    """Return True while tracing (``torch.compile``, ``torch.export``, meta tensors), when values cannot be read."""
-    return torch.compiler.is_compiling() or tensor.is_meta
+    """Return True while tracing (``torch.compile``, ``torch.export``, meta and fake tensors), when values cannot be read."""
+    return torch.compiler.is_compiling() or tensor.is_meta or _is_fake(tensor)
+
+
+def _is_fake(tensor: Tensor) -> bool:
+    """Return True for a tensor of ``FakeTensorMode``, and for any tensor while this mode is on."""
+    return type(tensor).__name__ == "FakeTensor" or torch._C._get_dispatch_mode(_FAKE) is not None
 
 
 def hides_values(tensor: Tensor) -> bool:
