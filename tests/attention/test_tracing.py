@@ -9,6 +9,7 @@ from attention_problems import attend
 from needed_axes import PRESETS, needed_axes
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from fairseq_lowrank.attention import CAUSAL, build_attention, masks
 from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, PositionwiseMixing, StaticMixing
@@ -239,6 +240,8 @@ def test_fake_tensors_pass_and_leave_nothing_for_later_calls():
         for given in (mask, mode.from_tensor(mask)):
             fake = layer(x, x, x, padding, attn_mask=given)[0]
             assert fake.shape == x.shape and type(fake) is FakeTensor
+    graph = make_fx(lambda x: layer(x, x, x, padding, attn_mask=mask)[0])(x)
+    torch.testing.assert_close(graph(x), expected)
     torch.testing.assert_close(layer(x, x, x, padding, attn_mask=mask)[0], expected)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 TENSOR, NUMBER = "#", "."
 """Placeholders of a structure: they are replaced by the next tensor, or by the next float."""
 
-_FAKE = torch._C._TorchDispatchModeKey.FAKE
+_FAKE, _PROXY = torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY
 
 Structure = tuple[Any, ...]
 """A subclass of :class:`TensorTree` and its fields: placeholders, static values, and structures of other trees."""
@@ -94,12 +94,13 @@ def _unflatten(structure: Structure, tensors: Iterator[Tensor], numbers: Iterato
 
 def is_traced(tensor: Tensor) -> bool:
     """Return True while tracing (``torch.compile``, ``torch.export``, meta and fake tensors), when values cannot be read."""
-    return torch.compiler.is_compiling() or tensor.is_meta or _is_fake(tensor)
+    return torch.compiler.is_compiling() or tensor.is_meta or _in_tracing_mode(tensor)
 
 
-def _is_fake(tensor: Tensor) -> bool:
-    """Return True for a tensor of ``FakeTensorMode``, and for any tensor while this mode is on."""
-    return type(tensor).__name__ == "FakeTensor" or torch._C._get_dispatch_mode(_FAKE) is not None
+def _in_tracing_mode(tensor: Tensor) -> bool:
+    """Return True for a tensor of ``FakeTensorMode``, and for any tensor while this mode or ``make_fx`` is on."""
+    mode = torch._C._get_dispatch_mode
+    return type(tensor).__name__ == "FakeTensor" or mode(_FAKE) is not None or mode(_PROXY) is not None
 
 
 def hides_values(tensor: Tensor) -> bool:
