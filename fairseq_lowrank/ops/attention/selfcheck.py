@@ -11,6 +11,7 @@ from __future__ import annotations
 import subprocess
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import torch
@@ -96,9 +97,16 @@ def checked(call: AttentionCall, backend: str = "triton") -> SelfCheckResult:
     if key not in _results:
         if _is_recorded(call):
             return SelfCheckResult(None)
-        options = {"few": has_few_programs(call)} if backend == "tiled" else {}
-        _results[key] = self_check(_like(call), backend, **options)
+        with ThreadPoolExecutor(1) as thread:
+            _results[key] = thread.submit(_check_like, call, backend).result()
     return _results[key]
+
+
+# In a thread of its own, it has no modes of the call: autocast, hooks on saved tensors (activation checkpointing), dispatch modes.
+def _check_like(call: AttentionCall, backend: str) -> SelfCheckResult:
+    options = {"few": has_few_programs(call)} if backend == "tiled" else {}
+    with torch.cuda.device_of(call.v):
+        return self_check(_like(call), backend, **options)
 
 
 def self_check(call: AttentionCall, backend: str = "triton", **options: Any) -> SelfCheckResult:
@@ -112,6 +120,8 @@ def self_check(call: AttentionCall, backend: str = "triton", **options: Any) -> 
         found = errors(call, run, backend, **options)
     except OutOfResources as error:
         return SelfCheckResult(f"OutOfResources: {error}", error.name, fits=False)
+    except torch.OutOfMemoryError:  # says nothing about the kernels
+        raise
     except Exception as error:
         return SelfCheckResult(
             f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
