@@ -6,7 +6,6 @@ adapters have them under these names.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import threading
 import weakref
@@ -40,10 +39,12 @@ class AddedAttention(NamedTuple):
     Args:
         settings: the fields of :class:`~fairseq_lowrank.ops.AttentionCall` that choices without tensors set, such as the activation.
         config: for which the parts were built; ``None`` without parts.
+        inputs: the name of the module's first argument.
     """
 
     settings: dict[str, Any]
     config: AttentionConfig | None = None
+    inputs: str = "hidden_states"
 
 
 class _Call(NamedTuple):
@@ -158,7 +159,8 @@ def build_added(module: nn.Module, spec: AttentionSpec) -> tuple[AddedAttention,
     config = query_sizes(module, spec)
     built = {} if config is None else {axis: config.build(axis) for axis in ADDED_AXES}
     parts = {axis: _placed(part, module) for axis, part in built.items() if part is not None}
-    return AddedAttention(spec.call_settings, config if parts else None), parts
+    inputs = list(inspect.signature(type(module).forward).parameters)[1]
+    return AddedAttention(spec.call_settings, config if parts else None, inputs), parts
 
 
 def add(module: nn.Module, added: AddedAttention, parts: Mapping[str, nn.Module]) -> None:
@@ -200,7 +202,7 @@ def _hand_over(module: nn.Module, args: tuple, kwargs: dict) -> None:
         return  # the parts of an earlier choice did
     inputs = None
     if any(part.reads_inputs for part in declarations):
-        inputs = args[0] if args else kwargs[_first_argument(type(module))]  # type: ignore[arg-type]
+        inputs = args[0] if args else kwargs[added.inputs]
     if inputs is not None and added.config is not None and added.config.embed_dim != inputs.size(-1):
         raise UserError(
             f"{type(module).__name__} reads inputs of size {inputs.size(-1)}, and its attention was chosen for "
@@ -209,11 +211,6 @@ def _hand_over(module: nn.Module, args: tuple, kwargs: dict) -> None:
     # models name the argument past_key_values, past_key_value or layer_past
     cache = next((given for given in (*args, *kwargs.values()) if isinstance(given, Cache)), None)
     _calls.running = (*_calls_around(module), _Call.of(module, inputs, cache))
-
-
-@functools.cache
-def _first_argument(kind: type[nn.Module]) -> str:
-    return list(inspect.signature(kind.forward).parameters)[1]
 
 
 def _forget(module: nn.Module, args: tuple, output: object) -> None:
