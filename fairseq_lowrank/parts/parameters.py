@@ -48,6 +48,11 @@ def wide_defaults() -> Iterator[None]:
         torch.set_default_dtype(dtype)
 
 
+def _is_narrow(tensor: Tensor) -> bool:
+    """Return True for floats of less than 32 bits."""
+    return tensor.is_floating_point() and tensor.element_size() < 4
+
+
 class NoDecayModule(nn.Module):
     """A module whose parameters keep their ``optim_overrides`` when torch replaces them.
 
@@ -62,7 +67,7 @@ class NoDecayModule(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> NoDecayModule:
         def moved(tensor: Tensor) -> Tensor:
             result = fn(tensor)
-            narrowed = result.is_floating_point() and result.element_size() < 4 <= tensor.element_size()
+            narrowed = _is_narrow(result) and tensor.element_size() >= 4
             return tensor.to(result.device, torch.float32) if narrowed else result
 
         overrides = self._overrides()
@@ -70,9 +75,13 @@ class NoDecayModule(nn.Module):
         self._set_overrides(overrides)
         return self
 
-    def _load_from_state_dict(self, *args: Any) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        if self.keeps_float32:  # assign=True takes the tensors of the state, also for the modules in this one
+            for name, tensor in state_dict.items():
+                if name.startswith(prefix) and isinstance(tensor, Tensor) and _is_narrow(tensor):
+                    state_dict[name] = tensor.detach().to(torch.float32)
         overrides = self._overrides()
-        super()._load_from_state_dict(*args)
+        super()._load_from_state_dict(state_dict, prefix, *args)
         self._set_overrides(overrides)
 
     def _overrides(self) -> dict[str, Any]:

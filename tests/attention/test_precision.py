@@ -63,6 +63,21 @@ def test_parts_of_a_bfloat16_model_keep_small_steps(preset):
             torch.testing.assert_close(changed.abs(), torch.full_like(changed, 1e-3), atol=1e-5, rtol=0, msg=name)
 
 
+@pytest.mark.parametrize("preset", ["mixhead-b", "gated", "t5-bias", "diff", "headmix"])
+def test_parts_stay_float32_if_a_half_precision_state_is_assigned(preset):
+    layer = build_attention(preset, 16, 4, self_attention=True)
+    state = layer.state_dict()
+    for name, tensor in state.items():
+        state[name] = tensor.bfloat16()
+    loaded = build_attention(preset, 16, 4, self_attention=True, device="meta", dtype=torch.bfloat16)
+    loaded.load_state_dict(state, assign=True)
+    assert loaded.q_proj.weight is not layer.q_proj.weight and loaded.q_proj.weight.dtype == torch.bfloat16
+    assert {tensor.dtype for part in parts_of(loaded).values() for tensor in part.parameters()} == {torch.float32}
+    assert {tensor.dtype for tensor in state.values()} == {torch.bfloat16}
+    x = torch.randn(5, 2, 16)
+    torch.testing.assert_close(loaded(*(x.bfloat16(),) * 3)[0].float(), layer(x, x, x)[0], atol=0.05, rtol=0)
+
+
 @pytest.fixture
 def half_default():
     """Models are built in bfloat16, as ``from_pretrained`` builds them."""
