@@ -59,7 +59,8 @@ def apply_attention(
 
     Raises:
         UserError: an unknown choice, a method that changes projections, a model without exchangeable attention or with such attention
-            in a part of its layers only (``sites`` or ``layers`` asks for this part), or a model that is sharded already.
+            in a part of its layers only (``sites`` or ``layers`` asks for this part), or a model that is wrapped or sharded already.
+            The model stays as it was.
     """
     carry_out(planned(model, preset, train=train, sites=sites, layers=layers, **axes))
     return model
@@ -70,7 +71,7 @@ class Plan(NamedTuple):
 
     Args:
         model: of transformers.
-        name: of the choice, for the summary; empty if nothing changes that a summary would name.
+        name: of the choice, for the summary.
         train: what will be trainable.
         record: what the configuration of the model records, or ``None`` for plain attention.
         added: by attention module, what it gets.

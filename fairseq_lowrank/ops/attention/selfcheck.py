@@ -102,7 +102,7 @@ def checked(call: AttentionCall, backend: str = "triton") -> SelfCheckResult:
     return _results[key]
 
 
-# In a thread of its own, it has no modes of the call: autocast, hooks on saved tensors (activation checkpointing), dispatch modes.
+# A separate thread has no modes of the call: autocast, hooks on saved tensors (activation checkpointing), dispatch modes.
 def _check_like(call: AttentionCall, backend: str) -> SelfCheckResult:
     options = {"few": has_few_programs(call)} if backend == "tiled" else {}
     with torch.cuda.device_of(call.v):

@@ -99,8 +99,11 @@ def is_traced(tensor: Tensor) -> bool:
 
 def _in_tracing_mode(tensor: Tensor) -> bool:
     """Return True for a tensor of ``FakeTensorMode``, and for any tensor while this mode or ``make_fx`` is on."""
-    mode = torch._C._get_dispatch_mode
-    return type(tensor).__name__ == "FakeTensor" or mode(_FAKE) is not None or mode(_PROXY) is not None
+    if type(tensor).__name__ == "FakeTensor":
+        return True
+    if not torch._C._len_torch_dispatch_stack():
+        return False
+    return any(torch._C._get_dispatch_mode(mode) is not None for mode in (_FAKE, _PROXY))
 
 
 def hides_values(tensor: Tensor) -> bool:
