@@ -145,6 +145,16 @@ def mixing_tensors(module: nn.Module) -> dict[str, Tensor]:
     return part_tensors(parts_of(module))
 
 
+def renamed_tensors(module: nn.Module) -> list[str]:
+    """Return the tensors that are added to a module under names that its parts do not have, such as those of pruning."""
+    added = vars(module).get(SLOT)
+    if added is None or added.config is None:
+        return []
+    with torch.device("meta"):
+        parts = {axis: part for axis in ADDED_AXES if (part := added.config.build(axis)) is not None}
+    return sorted(mixing_tensors(module).keys() - part_tensors(parts).keys())
+
+
 def mixing_state(model: PreTrainedModel) -> dict[str, Tensor]:
     """Return the tensors of the mixing, by their names in the model's state dict."""
     return {

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from fairseq_lowrank.attention.sharding import is_sharded, whole
 from fairseq_lowrank.attention.states import refuse_unknown_options
 from fairseq_lowrank.files import read_json, whole_files
-from fairseq_lowrank.huggingface.added import mixing_state, mixing_tensors, parts_of
+from fairseq_lowrank.huggingface.added import mixing_state, mixing_tensors, parts_of, renamed_tensors
 from fairseq_lowrank.huggingface.apply import carry_out, planned
 from fairseq_lowrank.huggingface.choice import chosen_axes
 from fairseq_lowrank.huggingface.models import attention_modules, head_sizes, model_of_transformers
@@ -47,6 +47,11 @@ def save_attention(model: PreTrainedModel, folder: str | os.PathLike) -> None:
         raise UserError(
             f"the mixing is wrapped in {wrapped[0]}. Save the adapter with its own save_pretrained, or call "
             "merge_and_unload() and give save_attention the model that it returns."
+        )
+    if renamed := [f"{name}.{key}" for name, module in model.named_modules() for key in renamed_tensors(module)]:
+        raise UserError(
+            f"{renamed[0]} is the tensor of a parametrisation or of pruning, which load_attention does not know. Make it permanent "
+            "first, with torch.nn.utils.parametrize.remove_parametrizations or torch.nn.utils.prune.remove."
         )
     if _record(folder / "config.json") is not None:
         raise UserError(

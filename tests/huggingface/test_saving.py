@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from full_disk import full_disk
+from torch.nn.utils import parametrizations, parametrize, prune
 from transformers_families import build
 
 from fairseq_lowrank.attention import AXES, Method, register
@@ -220,3 +221,24 @@ def test_a_choice_for_a_part_of_a_model_is_not_saved_in_silence(tmp_path, capsys
         capsys.readouterr()
         model.save_pretrained(tmp_path)
         assert ("attention was chosen for a part of this CLIPModel" in capsys.readouterr().err) == is_part
+
+
+@pytest.mark.parametrize(
+    ("change", "undo"),
+    [
+        (lambda part: prune.l1_unstructured(part, "weight", amount=2), lambda part: prune.remove(part, "weight")),
+        (
+            lambda part: parametrizations.orthogonal(part, "weight"),
+            lambda part: parametrize.remove_parametrizations(part, "weight"),
+        ),
+    ],
+)
+def test_a_mixing_under_other_names_is_refused_before_it_is_saved(change, undo, tmp_path):
+    model = apply_attention(build("gpt2"), "mixhead-b")
+    part = model.transformer.h[1].attn.mixing
+    change(part)
+    with pytest.raises(UserError, match=r"h\.1\.attn\.mixing\.\w+.* is the tensor of a parametrisation or of pruning"):
+        save_attention(model, tmp_path)
+    undo(part)
+    save_attention(model, tmp_path)
+    torch.testing.assert_close(load_attention(build("gpt2"), tmp_path)(TOKENS).logits, model(TOKENS).logits)
