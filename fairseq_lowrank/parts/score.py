@@ -64,7 +64,8 @@ class ScoreFunction(Part):
         Args:
             mixed: the scores of all heads are mixed.
         """
-        return min(self.projection.config.embed_dim, self.projection.score_rank(mixed=mixed))
+        config = self.projection.config
+        return min(config.embed_dim, config.kdim, self.projection.score_rank(mixed=mixed))
 
     @property
     def num_parameters(self) -> int:

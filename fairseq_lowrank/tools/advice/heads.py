@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy
 
 from fairseq_lowrank.attention import AttentionSpec
 from fairseq_lowrank.parts import PARTS
-from fairseq_lowrank.tools.axes import score_of, spec_of
+from fairseq_lowrank.tools.axes import config_of, score_of, spec_of
 
 BOTTLENECK, WORST, PARTLY, FINE, NOTE = "bottleneck", "worst case", "worst case of longer sequences", "fine", "note"
 
@@ -121,10 +121,28 @@ def score_rank(module: Any, spec: AttentionSpec | None = None) -> int:
     return score_of(module, spec).rank(mixed=mixed)
 
 
-def heads_of_size(module: Any, wanted: int) -> int:
-    """Return the most heads of at least this size that divide the layer's width; 0 if there is no such number."""
-    width, groups = module.embed_dim, spec_of(module).key_value_heads or 1
-    return max((heads for heads in range(groups, width // wanted + 1, groups) if width % heads == 0), default=0)
+def value_rank(module: Any) -> int:
+    """Return the most numbers of a position that the values of all heads hold, for inputs of any width."""
+    return config_of(module).build_projection().value_rank
+
+
+def ranks_by_heads(module: Any) -> dict[int, int]:
+    """Return the greatest rank of a head's scores for each number of heads that divides the layer's width.
+
+    The heads have the width's share, and their scores are not mixed. A part whose factors have a given size keeps this size.
+    """
+    config, width, ranks = config_of(module), module.embed_dim, {}
+    spec, groups = config.spec.replace(head_dim=None), config.spec.key_value_heads or 1
+    for heads in range(groups, width + 1, groups):
+        if width % heads == 0:
+            resized = replace(config, spec=spec, num_heads=heads)
+            ranks[heads] = resized.build_score(resized.build_projection()).rank(mixed=False)
+    return ranks
+
+
+def heads_of_rank(module: Any, wanted: int) -> int:
+    """Return the most heads that divide the layer's width and whose scores have at least this rank; 0 if none have."""
+    return max((heads for heads, rank in ranks_by_heads(module).items() if rank >= wanted), default=0)
 
 
 def describe_lengths(lengths: numpy.ndarray) -> dict[str, float]:
@@ -142,8 +160,8 @@ def verdict(summary: Heads) -> dict:
 
     Returns:
         `too_small` and `large_enough`, lists of sites; `most_heads`, for each site the greatest number of heads that are
-        large enough for 95 % of the sequences (0: not even one; None: the number does not matter, because the head size is
-        given or scores are mixed); and `lines`, sentences that say it.
+        large enough for 95 % of the sequences (0: not even one; None: the number does not matter, because the head size or
+        the rank of scores is given, or scores are mixed); and `lines`, sentences that say it.
     """
     short = summary.sites_too_small
     fine = [site for site in summary.judged_sites if site not in short]
@@ -152,7 +170,8 @@ def verdict(summary: Heads) -> dict:
     for site, rank in wanted.items():
         module = summary.sites[site]
         is_free = spec_of(module).head_dim is None and score_heads(module) == 1
-        most[site] = heads_of_size(module, rank) if is_free else None
+        matters = is_free and len(set(ranks_by_heads(module).values())) > 1
+        most[site] = heads_of_rank(module, rank) if matters else None
     if short:
         needs = (f"{site} rank {wanted[site]} (heads have {score_rank(summary.sites[site])})" for site in short)
         lines.append(f"Worst case: some pattern of this length needs {', '.join(needs)}.")
@@ -174,11 +193,13 @@ def head_size_at(site: str, summary: Heads, changes: list[Change]) -> Finding:
     mixed, causal = score_heads(module) > 1, site in summary.causal
     numbers = {"site": site, "head_dim": module.head_dim, "heads": module.num_heads, "score_rank": rank}
     numbers |= {"lengths": stats, "share_beyond": beyond}
-    limit, kind = ("r + 1", "rank") if mixed else ("d_k + 1", "size")
+    limit, kind = ("d_k + 1", "size") if rank == module.head_dim else ("r + 1", "rank")
     limit = f"2·{limit}" if causal else limit
     about = f"{site} attention: head size d_k = {module.head_dim}"
     if mixed:
         about += f", and {module.num_heads} heads whose mixed scores have rank r = {rank} at most"
+    elif rank != module.head_dim:
+        about += f", and heads whose scores have rank r = {rank} at most"
     if lengths.min() == lengths.max():
         about += f"; sequence length n = {lengths[0]}."
     else:
@@ -203,7 +224,8 @@ def head_size_at(site: str, summary: Heads, changes: list[Change]) -> Finding:
         about += " All heads share one matrix here, so mixing them lifts nothing."
     elif mixes_heads("mixing", spec.mixing):
         about += f" Its {module.num_heads} heads are mixed after the softmax. That leaves the rank of a head's scores as it is."
-    if module.embed_dim < wanted and spec.is_default("score"):
-        about += f" Scores of inputs of width {module.embed_dim} have no higher rank, so no heads in this width are large enough."
+    width = min(module.embed_dim, config_of(module).kdim)
+    if width < wanted and spec.is_default("score"):
+        about += f" Scores of inputs of width {width} have no higher rank, so no heads in this width are large enough."
     found = WORST if stats["median"] > summary.max_length(site) else PARTLY
     return Finding("head size", found, about, source, numbers, changes)

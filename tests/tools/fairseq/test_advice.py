@@ -265,6 +265,27 @@ def test_a_factored_embedding_caps_the_width_and_its_removal_is_costed():
     }
 
 
+def test_an_embedding_that_is_the_output_matrix_too_grows_on_both_sides():
+    sizes = [
+        "--decoder-embed-dim",
+        "64",
+        "--decoder-input-dim",
+        "16",
+        "--decoder-output-dim",
+        "16",
+        "--decoder-layers",
+        "1",
+    ]
+    flags = [*sizes, "--share-decoder-input-output-embed"]
+    finding = one(findings(LM, flags, lengths={}), "embedding rank")
+    assert finding.changes[0].change == "--decoder-input-dim 64 --decoder-output-dim 64"
+    assert finding.changes[0].parameters == 48 * 1000 - 2 * 16 * 64
+    # two bands of ten words, and one of size 4 for all others
+    bands = ["--adaptive-input", "--adaptive-input-cutoff", "10,20", "--decoder-input-dim", "64"]
+    finding = one(findings(LM, [*sizes, *bands], lengths={}), "embedding rank")
+    assert finding.numbers["embedding_rank"] == 24 and not finding.changes
+
+
 def test_a_convolved_embedding_has_the_rank_of_its_kernel():
     flags = ["--embed-rank", "16", "--embed-kernel", "4"]
     finding = one(findings("lowrank_transformer_lm", flags, vocab_size=2000, lengths={}), "embedding rank")
@@ -282,16 +303,17 @@ def test_shallow_models_are_told_that_depth_counts_most():
         flags = ["--decoder-layers", str(layers)]
         finding = one(findings("lowrank_transformer_lm_wiki103_vanilla", flags, lengths={}), "depth")
         assert finding.verdict == verdict
-    (cost,) = changes(
-        one(findings("lowrank_transformer_lm_wiki103_vanilla", ["--decoder-layers", "3"], lengths={}), "depth")
-    ).values()
+    (deeper,) = one(
+        findings("lowrank_transformer_lm_wiki103_vanilla", ["--decoder-layers", "3"], lengths={}), "depth"
+    ).changes
+    assert deeper.cached == 3 * 2 * 512
     totals = [
         count(build_model(arguments("lowrank_transformer_lm_wiki103_vanilla", ["--decoder-layers", layers]), 1000))[
             "total"
         ]
         for layers in ("6", "3")
     ]
-    assert cost == totals[0] - totals[1]
+    assert deeper.parameters == totals[0] - totals[1]
 
 
 def test_attention_wider_than_the_model_is_named_with_the_papers_redundancy():
@@ -456,6 +478,16 @@ def test_no_fewer_keys_are_offered_where_there_is_one_or_nothing_is_cached():
         assert "cache" not in [finding.topic for finding in findings(architecture, flags, lengths={})]
 
 
+def test_models_without_our_decoder_or_without_a_cache_get_advice():
+    """A decoder that writes all words at once caches nothing, and fairseq's own attention caches keys and values."""
+    small = ["--encoder-layers", "1", "--decoder-layers", "2"]
+    at_once = checks.ModelSummary(arguments("levenshtein_transformer", small), 100, SHORT)
+    assert at_once.cached == 0 and "cache" not in {finding.topic for finding in checks.advise_on(at_once)}
+    fixed = checks.ModelSummary(arguments("s2t_conformer", small), 100, SHORT)
+    assert fixed.options is None and fixed.cached == 2 * 2 * fixed.sites["decoder"].embed_dim
+    assert {"head size", "depth"} <= {finding.topic for finding in checks.advise_on(fixed)}
+
+
 def test_the_cache_of_methods_with_several_group_counts_is_that_of_decoding():
     sizes = ["--attention", "lrkv", "--rank", "4", "--head-dim", "450"]
     now, larger = (build_model(arguments(LM, flags), 1000) for flags in (sizes[:4], sizes))
@@ -474,8 +506,12 @@ def test_values_narrower_than_the_model_are_pointed_out_with_the_cost_of_wider_o
     before = total(architecture, ["--attention", "mqa"], 1000)
     for change, cost, *_ in finding.changes:
         assert cost == total(architecture, ["--attention", "mqa", *change.split()], 1000) - before
-    for flags in ([], ["--attention", "skv"], ["--attention", "mqa", "--value-dim", "512"]):
+    for flags in ([], ["--attention", "skv"], ["--attention", "tpa"], ["--attention", "mqa", "--value-dim", "512"]):
         assert "value width" not in [found.topic for found in findings(architecture, flags, lengths={})]
+    # what a latent lacks, no wider value adds; and a shared value with a factor for each head holds both
+    latent = one(findings(architecture, ["--attention", "mla", "--latent-dim", "96"], lengths={}), "value width")
+    factors = one(findings(architecture, ["--attention", "lrkv", "--rank", "2"], lengths={}), "value width")
+    assert [found.numbers["value_rank"] for found in (latent, factors)] == [96, 64 + 8 * 2] and not latent.changes
     wide = one(findings(architecture, ["--attention", "fixedhead", "--head-dim", "256"], lengths={}), "attention width")
     narrower = changes(wide)["--value-dim 64 (scores keep their rank)"]
     assert changes(wide)["--head-dim 64"] < narrower < 0
@@ -536,6 +572,9 @@ def test_verdict_counts_the_heads_that_are_large_enough():
     given = verdict(["--attention", "fixedhead", "--head-dim", "64"], 300, LM)
     assert given["too_small"] == ["decoder"] and given["most_heads"] == {"decoder": None}
     assert verdict(["--score-mixing", "static"], 300, LM)["most_heads"] == {"decoder": None}
+    # the features of a factorisation are given too, and a latent bounds every head
+    assert verdict(["--attention", "collaborative"], 300, LM)["most_heads"] == {"decoder": None}
+    assert verdict(["--attention", "mla", "--latent-dim", "64"], 300, LM)["most_heads"] == {"decoder": 0}
 
 
 def test_no_remedy_is_listed_that_does_not_suffice():
@@ -543,6 +582,8 @@ def test_no_remedy_is_listed_that_does_not_suffice():
     cases = [(TRANSLATION, [], 240), (TRANSLATION, ["--encoder-attention-heads", "64"], 60), (LM, [], 900)]
     cases += [(LM, ["--decoder-embed-dim", "256", "--decoder-input-dim", "256", "--decoder-output-dim", "256"], 514)]
     cases += [(LM, ["--decoder-embed-dim", "256", "--decoder-input-dim", "256", "--decoder-output-dim", "256"], 513)]
+    cases += [(LM, ["--attention", "mla", "--latent-dim", "64"], 300)]
+    cases += [(LM, ["--attention", "collaborative", "--shared-dim", "16"], 300)]
     listed, one_layer = [], ["--encoder-layers", "1", "--decoder-layers", "1"]
     for architecture, flags, length in cases:
         flags = [*flags, *one_layer[2 if architecture == LM else 0 :]]
@@ -554,8 +595,8 @@ def test_no_remedy_is_listed_that_does_not_suffice():
                     after = findings(architecture, [*flags, *more], lengths=lengths)
                     assert one(after, "head size", site=finding.numbers["site"]).verdict == rule.FINE, change
                 listed.append(len(finding.changes))
-    # a width of 256 makes 513 causal positions at most
-    assert listed[-2:] == [0, 3]
+    # a width of 256 makes 513 causal positions at most, and fewer heads do not enlarge a latent or shared features
+    assert listed[-4:] == [0, 3, 0, 0]
 
 
 def test_a_smaller_head_is_no_remedy_for_wide_attention_if_it_is_too_small():

@@ -14,11 +14,11 @@ from torch import nn
 from fairseq_lowrank.plugin.embedding import ConvolvedEmbedding
 from fairseq_lowrank.progress import tracked
 from fairseq_lowrank.tools.advice import measured
-from fairseq_lowrank.tools.advice.heads import BOTTLENECK, FINE, NOTE, Change, Finding, head_size_at
+from fairseq_lowrank.tools.advice.heads import BOTTLENECK, FINE, NOTE, Change, Finding, head_size_at, value_rank
 from fairseq_lowrank.tools.advice.measured import HEAD_EMBEDDINGS
-from fairseq_lowrank.tools.axes import axes_of, spec_of
+from fairseq_lowrank.tools.axes import config_of, spec_of
 from fairseq_lowrank.tools.fairseq.advice.remedies import ModelSummary
-from fairseq_lowrank.tools.fairseq.architecture import stacks
+from fairseq_lowrank.tools.fairseq.architecture import attention_layers, stacks
 from fairseq_lowrank.tools.reporting.papers import poster
 
 WIES = "Wies et al. 2021"
@@ -26,6 +26,8 @@ WIES = "Wies et al. 2021"
 RANK_REDUNDANCY = {"rank": 16, "width": 680, "redundant_percent": 25}
 DEPTH_BEATS_WIDTH = {"rank": 500, "width": 504}
 WIDE_ATTENTION_REDUNDANT = {4: 25, 16: 45}
+# The flags by which the output matrix of a language model is its input embedding.
+TIED = ("share_decoder_input_output_embed", "tie_adaptive_weights")
 # MHE poster: the least and greatest share, in percent, of mha's score that models with head embeddings keep.
 KEPT_BY_MHE = {"WMT'14": (91.5, 96.0), "GLUE, SuperGLUE and SQuAD": (93.2, 98.7)}
 
@@ -94,7 +96,9 @@ def _embedding(summary: ModelSummary, stack: str, layers: int, width: int, heads
     elif vocab_size >= width and getattr(summary.args, "embed_rank", None):
         changes += summary.priced("no --embed-rank", embed_rank=None, decoder_input_dim=width)
     elif vocab_size >= width and stack == "decoder":
-        changes += summary.priced(decoder_input_dim=width)
+        tied = any(getattr(summary.args, name, False) for name in TIED)  # then both matrices have one size
+        sizes = dict.fromkeys(("decoder_input_dim", *(["decoder_output_dim"] if tied else [])), width)
+        changes += summary.priced(enough=lambda model: embedding_rank(model, stack, width) == width, **sizes)
     if stack == "decoder" and not getattr(summary.args, "embed_kernel", None):
         kernel = math.ceil(width / rank)
         more = f"--embed-kernel {kernel} (a convolution over the last {kernel} tokens)"
@@ -125,7 +129,8 @@ def _depth(summary: ModelSummary, stack: str, layers: int, width: int, heads: in
         modules = getattr(summary.model, stack).named_modules()
         stacked: Any = next(module for name, module in modules if name.endswith("layers"))
         cost = (deep - layers) * sum(parameter.numel() for parameter in stacked[0].parameters())
-        changes.append(Change(f"--{stack}-layers {deep}", cost))
+        more = summary.cached * (deep - layers) // layers if stack == "decoder" and summary.cached else None
+        changes.append(Change(f"--{stack}-layers {deep}", cost, more))
     if heads >= rank:
         reasons.append(
             f"{'with' if reasons else 'With'} H ≥ r the theorem's lower bound is empty: fewer heads, or a higher rank"
@@ -177,20 +182,25 @@ def attention_width(summary: ModelSummary) -> Iterator[Finding]:
 def value_width(summary: ModelSummary) -> Iterator[Finding]:
     """Compare the size of the values of all heads with the width, and report sites where it is smaller."""
     for site, module in summary.sites.items():
-        axes, width = axes_of(module), module.embed_dim
-        heads, value_dim = axes["key_value_heads"], axes["value_dim"]
-        if heads * value_dim >= width:
+        value_dim, rank, width = config_of(module).value_dim, value_rank(module), module.embed_dim
+        if rank >= width:
             continue
-        numbers = {"site": site, "key_value_heads": heads, "value_dim": value_dim, "width": width}
+        numbers = {"site": site, "value_dim": value_dim, "value_rank": rank, "width": width}
         text = (
-            f"{site} attention: {'one value' if heads == 1 else f'{heads} values'} of size d_v = {value_dim} "
-            f"hold{'s' if heads == 1 else ''} {heads * value_dim} numbers of a position, of d = {width}. No head can "
-            "pass the rest. Wider values leave queries and keys, and so the scores, as they are."
+            f"{site} attention: the values of all heads, of size d_v = {value_dim}, hold {rank} numbers of a position, of "
+            f"d = {width}. No head can pass the rest. Wider values leave queries and keys, and so the scores, as they are."
         )
-        full = math.ceil(width / heads)
-        sizes = dict.fromkeys((min(2 * value_dim, full), full))
-        changes = [change for size in sizes for change in summary.priced(value_dim=size)]
+        full = math.ceil(width * value_dim / rank)
+        changes = []
+        for size in dict.fromkeys((min(2 * value_dim, full), full)):
+            wanted = min(width, size * rank // value_dim)
+            changes += summary.priced(enough=lambda model: _value_rank_at(model, site) >= wanted, value_dim=size)  # noqa: B023
         yield Finding("value width", NOTE, text, "the formulas: O_i = P_i (y W_V); docs/evidence.md", numbers, changes)
+
+
+def _value_rank_at(model: nn.Module, site: str) -> int:
+    """Return the least :func:`~.heads.value_rank` of a site's layers."""
+    return min(value_rank(layer.module) for layer in attention_layers(model) if layer.site == site)
 
 
 def composition(summary: ModelSummary) -> Iterator[Finding]:
@@ -226,7 +236,7 @@ def cost(summary: ModelSummary) -> Iterator[Finding]:
 
 def cache(summary: ModelSummary) -> Iterator[Finding]:
     """Report the cache and the parameters that fewer heads of keys and values would save."""
-    if "decoder" not in summary.sites or not (changes := summary.fewer_keys()):
+    if not summary.cached or not (changes := summary.fewer_keys()):
         return
     numbers = {"cached": summary.cached, "after": {one.change: summary.cached + (one.cached or 0) for one in changes}}
     text = (

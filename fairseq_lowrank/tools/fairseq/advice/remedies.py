@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from argparse import Namespace
+from collections.abc import Callable
 from copy import copy
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import nn
 from fairseq_lowrank.attention import AttentionSpec
 from fairseq_lowrank.parts import METHODS, PARTS, PLAIN
 from fairseq_lowrank.plugin.flags import AttentionOptions
-from fairseq_lowrank.tools.advice.heads import Change, Heads, heads_of_size, score_heads, score_rank
+from fairseq_lowrank.tools.advice.heads import Change, Heads, heads_of_rank, score_heads, score_rank
 from fairseq_lowrank.tools.advice.measured import FEWER, SCORES, TIMES
 from fairseq_lowrank.tools.axes import spec_of
 from fairseq_lowrank.tools.fairseq.advice.lengths import lengths_by_site
@@ -55,12 +56,14 @@ class ModelSummary(Heads):
         *,
         vocab_size: int | None = None,
         target_vocab_size: int | None = None,
+        enough: Callable[[nn.Module], bool] = lambda model: True,
         **changes: Any,
     ) -> list[Change]:
-        """Return a remedy with its parameters, cache and recorded time; none if the model refuses the changes.
+        """Return a remedy with its parameters, cache and recorded time; none if the model refuses the changes, or needs more.
 
         Args:
             text: by default the changes as flags.
+            enough: returns True if the changed model no longer has the problem.
             changes: arguments of the architecture.
         """
         if changes and self.options is None:
@@ -70,6 +73,8 @@ class ModelSummary(Heads):
         try:
             model = build_model(args, vocab_size or self.vocab_size, target_vocab_size or self.target_vocab_size)
         except ValueError:
+            return []
+        if not enough(model):
             return []
         text = text or " ".join(f"--{name.replace('_', '-')} {value}" for name, value in changes.items())
         more = cached(model) - self.cached if self.cached else None
@@ -161,7 +166,7 @@ class ModelSummary(Heads):
     def _fewer_heads(self, site: str) -> list[Change]:
         """Return the change to fewer heads of the wanted size in the same width; none if they cannot be that large."""
         module = self.sites[site]
-        fewer = heads_of_size(module, self.wanted_rank(site))
+        fewer = heads_of_rank(module, self.wanted_rank(site))
         if score_heads(module) > 1 or not 0 < fewer < module.num_heads or module.embed_dim // fewer <= module.head_dim:
             return []
         larger, flag = module.embed_dim // fewer, f"{'encoder' if site == 'encoder' else 'decoder'}_attention_heads"
@@ -191,4 +196,8 @@ def _with(spec: AttentionSpec, **choices: int | str) -> AttentionSpec | None:
 
 def cached(model: nn.Module) -> int:
     """Return the number of values that a model caches for each token while it decodes."""
-    return sum(layer.module.cached_numbers for layer in attention_layers(model) if layer.site == "decoder")
+    if isinstance(model, FairseqNATModel):  # it writes all words at once
+        return 0
+    layers = (layer.module for layer in attention_layers(model) if layer.site == "decoder")
+    # fairseq's own attention caches keys and values of its width
+    return sum(getattr(layer, "cached_numbers", 2 * layer.embed_dim) for layer in layers)
