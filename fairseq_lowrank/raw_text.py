@@ -6,6 +6,8 @@ subwords.model.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import shutil
 import unicodedata
@@ -62,8 +64,11 @@ class MergedSubwords:
     def __init__(self, codes: Path):
         from subword_nmt.apply_bpe import BPE
 
-        with open(codes, encoding="utf-8") as file:
-            self.bpe = BPE(file)
+        try:
+            with open(codes, encoding="utf-8") as file, contextlib.redirect_stderr(io.StringIO()):
+                self.bpe = BPE(file)
+        except (SystemExit, ValueError) as error:  # subword-nmt ends the program over a line that is none of its own
+            raise UserError(f"{codes} has no codes of subword-nmt. Give the file that its learn-bpe wrote.") from error
 
     def __call__(self, line: str) -> str:
         return self.bpe.process_line(line)

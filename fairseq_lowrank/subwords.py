@@ -61,7 +61,12 @@ class SentencePieces:
     def __init__(self, model: Path):
         import sentencepiece
 
-        self.processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
+        try:
+            self.processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
+        except RuntimeError as error:
+            raise UserError(
+                f"{model} is not a model of sentencepiece ({error}). Give the model of the subwords."
+            ) from error
         pieces = (self.processor.id_to_piece(number) for number in range(self.processor.get_piece_size()))
         self.of_bytes = chr(0x1FF) in pieces
 

@@ -15,13 +15,12 @@ rounding of float32. The sentences are those of --check FILE, which also tests t
 """
 
 import importlib.util
-import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from fairseq_lowrank import __version__
-from fairseq_lowrank.cli import _output
+from fairseq_lowrank.cli import _output, translate
 from fairseq_lowrank.messages import FlagError, UserError
 
 NAME = "export"
@@ -40,37 +39,11 @@ def add_arguments(parser) -> None:
     parser.add_argument(
         "--subset", default="valid", help="the part of the data to compare on without --check (default: %(default)s)"
     )
-    parser.add_argument(
-        "--beam", type=int, default=5, metavar="N", help="hypotheses of the search (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--lenpen", type=float, default=1.0, metavar="X", help="more gives longer translations (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--max-len-b",
-        type=int,
-        default=200,
-        metavar="N",
-        help="most tokens of a translation, as in fairseq-generate (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--data", type=Path, metavar="DIR", help="the binarised data (default: the model's training data)"
-    )
-    parser.add_argument("--moses", action="store_true", help="tokenise by Moses's rules; for data without text.json")
-    parser.add_argument(
-        "--subwords",
-        type=Path,
-        metavar="FILE",
-        help="sentencepiece's model, or the codes of subword-nmt; for data without text.json",
-    )
+    translate.add_search_arguments(parser)
 
 
 def run(args) -> None:
-    for flag, value in (("--beam", args.beam), ("--max-len-b", args.max_len_b)):
-        if value < 1:
-            raise FlagError(flag, value, "expected a number >= 1", "Give a larger number.")
-    if not math.isfinite(args.lenpen):
-        raise FlagError("--lenpen", args.lenpen, "expected a finite number", "Give a number such as 1.")
+    translate.check_search_arguments(args)
     if args.to == "ctranslate2" and importlib.util.find_spec("ctranslate2") is None:
         raise FlagError("--to", "ctranslate2", "it is not installed", "Run pip install ctranslate2.")
     if args.check is not None and not args.check.is_file():

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from fairseq_lowrank.cli import _output
 from fairseq_lowrank.files import first_folder
-from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.messages import FlagError, UserError
 
 NAME = "predict"
 HELP = "predict with a model fine-tuned on sentences or questions, and score the predictions"
@@ -40,9 +40,7 @@ def add_arguments(parser) -> None:
         help="with --text: wordpieces.json or a sentencepiece model (default: whole words)",
     )
     parser.add_argument("--unanswerable", action="store_true", help="with --text: questions may have no answer")
-    parser.add_argument(
-        "--subset", nargs="+", default=["valid"], metavar="NAME", help="parts of the data (default: %(default)s)"
-    )
+    parser.add_argument("--subset", nargs="+", metavar="NAME", help="with --data: parts of the data (default: valid)")
     parser.add_argument(
         "--max-tokens", type=int, default=8192, metavar="N", help="tokens of a batch (default: %(default)s)"
     )
@@ -55,6 +53,8 @@ def run(args) -> None:
     given = [f"--{name}" for name in ("dict", "labels", "pieces", "unanswerable") if getattr(args, name)]
     if args.text is None and given:
         raise UserError(f"{' '.join(given)} works only with --text. Add it, or remove these flags.")
+    if args.text is not None and args.subset is not None:
+        raise FlagError("--subset", " ".join(args.subset), "works only with --data", "Remove the flag.")
     predict_lines(args) if args.text else predict_corpus(args)
 
 
@@ -67,15 +67,20 @@ def predict_lines(args) -> None:
         if path is not None and str(path) != "-" and not path.is_file():
             raise UserError(f"{flag} {path}: there is no such file. Give the name of a file.")
     lines = list(read_input() if str(args.text) == "-" else read_lines(args.text))
-    found = predict_text(
-        args.checkpoint,
-        lines,
-        dictionary=args.dict,
-        pieces=args.pieces,
-        labels=args.labels,
-        unanswerable=args.unanswerable,
-        max_tokens=args.max_tokens,
-    )
+    try:
+        found = predict_text(
+            args.checkpoint,
+            lines,
+            dictionary=args.dict,
+            pieces=args.pieces,
+            labels=args.labels,
+            unanswerable=args.unanswerable,
+            max_tokens=args.max_tokens,
+        )
+    except FlagError as error:
+        if error.flag == "--subset":  # the text is a part of a temporary corpus
+            error.flag, error.value = "--text", args.text
+        raise
     text = "\n".join(found)
     rows = [{"text": line, "prediction": one} for line, one in zip(lines, found, strict=True)]
     if args.output:
@@ -99,7 +104,7 @@ def predict_corpus(args) -> None:
     """Print the scores of a prepared corpus."""
     from fairseq_lowrank.tools.fairseq.predictions import predict
 
-    found = predict(args.checkpoint, args.data, args.subset, args.max_tokens)
+    found = predict(args.checkpoint, args.data, args.subset or ["valid"], args.max_tokens)
     scores = {split: {"name": one.name, "score": one.score, "measures": one.measures} for split, one in found.items()}
     if args.output:
         files = {file: text for one in found.values() for file, text in one.files.items()}

@@ -8,6 +8,7 @@ how its text was tokenised and cut into subwords. For data of fairseq-preprocess
 dictionary has no capital letter, --moses lower-cases.
 """
 
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,11 +27,23 @@ def add_arguments(parser) -> None:
     parser.add_argument(
         "files", type=Path, nargs="*", metavar="FILE", help="text with one sentence per line (default: standard input)"
     )
+    add_search_arguments(parser)
+
+
+def add_search_arguments(parser) -> None:
+    """Add the settings of the search, and of the text; `export` has them too."""
     parser.add_argument(
         "--beam", type=int, default=5, metavar="N", help="hypotheses of the search (default: %(default)s)"
     )
     parser.add_argument(
         "--lenpen", type=float, default=1.0, metavar="X", help="more gives longer translations (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--max-len-b",
+        type=int,
+        default=200,
+        metavar="N",
+        help="most tokens of a translation, as in fairseq-generate (default: %(default)s)",
     )
     parser.add_argument(
         "--data", type=first_folder, metavar="DIR", help="the binarised data (default: the model's training data)"
@@ -44,9 +57,17 @@ def add_arguments(parser) -> None:
     )
 
 
+def check_search_arguments(args) -> None:
+    """Refuse settings of the search that have no meaning."""
+    for flag, value in (("--beam", args.beam), ("--max-len-b", args.max_len_b)):
+        if value < 1:
+            raise FlagError(flag, value, "expected a number >= 1", "Give a larger number.")
+    if not math.isfinite(args.lenpen):
+        raise FlagError("--lenpen", args.lenpen, "expected a finite number", "Give a number such as 1.")
+
+
 def run(args) -> None:
-    if args.beam < 1:
-        raise FlagError("--beam", args.beam, "expected a number >= 1", "Give a number of hypotheses.")
+    check_search_arguments(args)
     for path in args.files:
         if not path.is_file():
             raise UserError(f"{path}: there is no such file. Give the name of a text.")
@@ -55,7 +76,7 @@ def run(args) -> None:
     translator = Translator(args.checkpoint, data=args.data, moses=args.moses, subwords=args.subwords)
     for place, lines in parts(args.files):
         try:
-            for translation in translator.translate(lines, beam=args.beam, lenpen=args.lenpen):
+            for translation in translator.translate(lines, beam=args.beam, lenpen=args.lenpen, longest=args.max_len_b):
                 _output.say_data(translation)
         except UserError as error:
             raise UserError(f"{place}: {error}") from error

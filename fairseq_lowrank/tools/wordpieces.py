@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fairseq_lowrank.files import whole_file
+from fairseq_lowrank.messages import UserError
 
 
 class WordPieces:
@@ -39,7 +40,12 @@ class WordPieces:
     def __init__(self, model: Path):
         from tokenizers import Tokenizer
 
-        self.pieces = Tokenizer.from_file(str(model))
+        try:
+            self.pieces = Tokenizer.from_file(str(model))
+        except Exception as error:  # tokenizers has no class of its own for this
+            raise UserError(
+                f"{model} has no word pieces ({error}). Give the wordpieces.json of fairseq-lowrank import-bert."
+            ) from error
 
     def __call__(self, line: str) -> str:
         tokens = self.pieces.encode(line, add_special_tokens=False).tokens

@@ -3,13 +3,19 @@
 import io
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("fairseq")
 
+from fairseq.data import Dictionary
+
 from fairseq_lowrank.cli import main
 from fairseq_lowrank.files import write_lines
+from fairseq_lowrank.messages import FlagError, UserError
+from fairseq_lowrank.tools.fairseq import text_predictions
+from fairseq_lowrank.tools.fairseq.text_predictions import predict_text
 
 WORDS = ["good", "bad", "fine", "poor", "film", "play", "so", "it", "is"]
 FEW = "--lr 1e-2 --max-update 4 --batch-size 4"
@@ -137,3 +143,64 @@ def test_flags_of_text_are_refused_without_it(tmp_path, capsys):
     assert "--labels --unanswerable" in capsys.readouterr().err
     assert main(["predict", str(model), "--text", "nowhere"]) == 2
     assert "--text nowhere" in capsys.readouterr().err
+
+
+@pytest.fixture
+def predicting(tmp_path, monkeypatch):
+    """``predicting(task, lines, **settings)``: the files of the temporary corpus, without a model."""
+
+    def run(task, lines, *, trained_on=(), numbers=False, dictionary="good 1\n", **settings):
+        for name in trained_on:
+            (tmp_path / name).mkdir()
+        (tmp_path / "dict.txt").write_text(dictionary)
+        cfg = {"_name": task, "data": str(tmp_path), "num_classes": 2, "regression_target": numbers}
+        monkeypatch.setattr(text_predictions, "load_state", lambda path: {"cfg": {"task": cfg}})
+        found = {}
+
+        def predict(checkpoint, folder, splits, max_tokens):
+            found["label"] = len(Dictionary.load(str(folder / "label" / "dict.txt"))) - Dictionary().nspecial
+            found.update(json.loads((folder / "task.json").read_text()))
+            return {"text": SimpleNamespace(files={"text.txt": "one\n"})}
+
+        monkeypatch.setattr(text_predictions, "predict", predict)
+        predict_text(tmp_path / "model.pt", lines, dictionary=tmp_path / "dict.txt", **settings)
+        return found
+
+    return run
+
+
+def test_labels_may_repeat_or_be_symbols_of_fairseq(predicting):
+    for labels in (["no", "no"], ["<pad>", "very good"]):
+        found = predicting("sentence_prediction", ["good"], labels=labels)
+        assert (found["labels"], found["label"]) == (labels, 2)
+
+
+@pytest.mark.parametrize(
+    ("task", "settings", "message"),
+    [
+        ("question_answering", {"labels": ["a"]}, "--labels a: .* predicts answers"),
+        ("sentence_prediction", {"labels": ["a"], "numbers": True}, "--labels a: .* predicts numbers"),
+        ("sentence_prediction", {"unanswerable": True}, "--unanswerable: .* answers no questions"),
+        ("sentence_prediction", {"trained_on": ["input0", "input1"]}, "line 1 has 1 columns. Give two sentences"),
+        ("sentence_prediction", {"labels": ["a", "b"], "dictionary": "a\n"}, r"dict\.txt is not a dictionary"),
+        ("sentence_prediction", {"labels": ["a", "b"], "dictionary": "a 1\na 1\n"}, r"dict\.txt is not a dictionary"),
+    ],
+)
+def test_what_a_model_cannot_read_is_refused(predicting, task, settings, message):
+    with pytest.raises(UserError, match=message):
+        predicting(task, ["good"], **settings)
+
+
+def test_a_line_that_is_too_long_is_of_the_text(tmp_path, monkeypatch, capsys):
+    for name in ("model.pt", "text"):
+        (tmp_path / name).write_text("good\n")
+
+    def refuse(*args, **settings):
+        raise FlagError("--subset", "text", "text 1 has 9 tokens", "Shorten it.")
+
+    monkeypatch.setattr(text_predictions, "predict_text", refuse)
+    words = ["predict", str(tmp_path / "model.pt"), "--text", str(tmp_path / "text")]
+    assert main(words) == 2
+    assert f"--text {tmp_path / 'text'}: text 1 has 9 tokens" in capsys.readouterr().err
+    assert main([*words, "--subset", "test"]) == 2
+    assert "--subset test: works only with --data" in capsys.readouterr().err

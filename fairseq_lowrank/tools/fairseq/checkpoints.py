@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 from fairseq import checkpoint_utils, tasks
+from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
 from torch import Tensor, nn
@@ -86,6 +87,21 @@ def load_model(path: Path, *, data: Path | None = None, tokens_per_sample: int |
     if diverged := [name for name, weights in models[0].named_parameters() if not weights.isfinite().all()]:
         raise UserError(f"{path}: {diverged[0]} has an infinity or NaN. Give one from before the training diverged.")
     return models[0].eval(), task
+
+
+def read_dictionary(path: Path) -> Dictionary:
+    """Return a dictionary of fairseq.
+
+    Raises:
+        UserError: the file is something else, or damaged.
+    """
+    try:
+        return Dictionary.load(str(path))
+    except Exception as error:  # fairseq raises this class itself
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"{path} is not a dictionary ({reason}). Give the one that fairseq-preprocess wrote."
+        ) from error
 
 
 def refuse_unregistered(state: dict, path: Path) -> None:

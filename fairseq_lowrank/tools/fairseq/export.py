@@ -107,7 +107,13 @@ class FairseqModel:
         lines = [line for line in read_lines(file) if line.strip()][:count]
         if not lines:
             raise FlagError("--check", file, "the file has no sentence", "Give a text with a sentence per line.")
-        return lines, [self.encode(line) for line in lines]
+        sentences = [self.encode(line) for line in lines]
+        limit = self.model.max_positions()[0] if self.translates else self.model.max_positions()
+        for line, sentence in zip(lines, sentences, strict=True):
+            if len(sentence) > limit:
+                reason = f"the line {line[:40]!r} has {len(sentence):,} tokens, and the model allows {limit:,}"
+                raise FlagError("--check", file, reason, "Split the line.")
+        return lines, sentences
 
     @torch.inference_mode()
     def search(self, sentences: Sequence[list[int]]) -> list[Hypothesis]:

@@ -14,7 +14,7 @@ import fairseq.modules
 import torch
 import torch.nn.functional as F
 from fairseq.binarizer import FileBinarizer, VocabularyDatasetBinarizer
-from fairseq.data import Dictionary, data_utils
+from fairseq.data import data_utils
 from fairseq.models import FairseqEncoderModel
 from fairseq.models.nat import FairseqNATModel
 from torch import Tensor, nn
@@ -94,7 +94,7 @@ def binarise(data: Path, text: Path, target: Path | None, folder: Path) -> Path:
         raise FlagError("--target", target, f"has another number of lines than {text}", "Give a line for each line.")
     for language, file in files.items():
         ending = f".{language}" if language else ""
-        dictionary = Dictionary.load(str(data / f"dict{ending}.txt"))
+        dictionary = checkpoints.read_dictionary(data / f"dict{ending}.txt")
         pair = f".{source}-{other}{ending}" if language else ""
         binarizer = VocabularyDatasetBinarizer(dictionary)
         prefix = str(folder / f"{TEXT}{pair}")

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from fairseq.data import Dictionary, indexed_dataset
+from fairseq.data import indexed_dataset
 
-from fairseq_lowrank.files import first_folder
+from fairseq_lowrank.files import first_folder, say, write_lines
 from fairseq_lowrank.messages import FlagError, UserError
 from fairseq_lowrank.tools.cutting import IN_PARAGRAPHS, load_cutter, words
-from fairseq_lowrank.tools.fairseq.checkpoints import configuration, load_state
+from fairseq_lowrank.tools.fairseq.checkpoints import configuration, load_state, read_dictionary
 from fairseq_lowrank.tools.fairseq.predictions import predict
 
 SPLIT = "text"
@@ -50,6 +49,12 @@ def predict_text(
     if task not in ("sentence_prediction", "question_answering"):
         raise UserError(f"{checkpoint}: trained with --task {task}. Use a model of sentences or questions.")
     asks_questions = task == "question_answering"
+    predicts_numbers = not asks_questions and configuration(state, "task", "regression_target", False)
+    if labels is not None and (asks_questions or predicts_numbers):
+        said = "answers" if asks_questions else "numbers"
+        raise FlagError("--labels", " ".join(labels), f"{checkpoint} predicts {said}", "Remove the flag.")
+    if unanswerable and not asks_questions:
+        raise UserError(f"--unanswerable: {checkpoint} answers no questions. Remove the flag.")
     data = first_folder(str(configuration(state, "task", "data")))
     dictionary = dictionary or data / ("question" if asks_questions else "input0") / "dict.txt"
     if not dictionary.is_file():
@@ -76,19 +81,29 @@ def predict_text(
                 "".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8"
             )
         else:
-            check_columns(rows, len(rows[0]) if len(rows[0]) < 3 else 2, "as many sentences as the first line, 1 or 2")
-            names = [] if configuration(state, "task", "regression_target", False) else class_names(state, data, labels)
+            check_columns(rows, *columns_of(data, rows))
+            names = [] if predicts_numbers else class_names(state, data, labels)
             about = {"name": SPLIT, "labels": names, "measures": [], "server": None, "answers": None, "names": None}
             for column in range(len(rows[0])):
                 write(folder / f"input{column}", dictionary, [cutter(row[column]) for row in rows])
             (folder / "label").mkdir()
-            (folder / "label" / "dict.txt").write_text("".join(f"{name} 1\n" for name in names), encoding="utf-8")
+            # only the number of classes counts: the names may repeat, or be symbols of fairseq
+            write_lines(folder / "label" / "dict.txt", [f"{number} 1" for number in range(len(names))])
         (folder / "task.json").write_text(json.dumps(about), encoding="utf-8")
         found = predict(checkpoint, folder, [SPLIT], max_tokens)[SPLIT].files
     if asks_questions:
         answers = json.loads(found[f"{SPLIT}.json"])
         return [answers[str(number)] for number in range(len(rows))]
     return found[f"{SPLIT}.txt"].splitlines()
+
+
+def columns_of(data: Path, rows: list[list[str]]) -> tuple[int, str]:
+    """Return the number of sentences of a line, and words for it: as in the training data or, without it, the first line."""
+    if not (data / "input0").is_dir():
+        return min(len(rows[0]), 2), "as many sentences as the first line, 1 or 2"
+    if (data / "input1").is_dir():
+        return 2, "two sentences with a tab between them, as in the training data"
+    return 1, "one sentence, as in the training data"
 
 
 def check_columns(rows: list[list[str]], number: int, expected: str) -> None:
@@ -106,7 +121,7 @@ def class_names(state: dict, data: Path, labels: Sequence[str] | None) -> list[s
             raise UserError(
                 f"the names of the {number} labels are unknown: {file} does not exist. Add --labels NAME NAME …."
             )
-        known = Dictionary.load(str(file))
+        known = read_dictionary(file)
         # fairseq-preprocess fills dictionaries up with made-up words
         labels = known.symbols[known.nspecial :][:number]
     if len(labels) != number:
@@ -118,7 +133,7 @@ def class_names(state: dict, data: Path, labels: Sequence[str] | None) -> list[s
 
 def write(folder: Path, dictionary: Path, lines: list[str]) -> None:
     """Binarise lines as fairseq-preprocess does, and note on standard error how many tokens are unknown."""
-    known = Dictionary.load(str(dictionary))
+    known = read_dictionary(dictionary)
     folder.mkdir()
     known.save(str(folder / "dict.txt"))
     builder = indexed_dataset.make_builder(str(folder / f"{SPLIT}.bin"), impl="mmap", vocab_size=len(known))
@@ -129,4 +144,4 @@ def write(folder: Path, dictionary: Path, lines: list[str]) -> None:
         builder.add_item(encoded)
     builder.finalize(str(folder / f"{SPLIT}.idx"))
     if 10 * unknown > tokens:
-        print(f"{unknown} of {tokens} tokens are not in {dictionary}. Add the model's --pieces FILE.", file=sys.stderr)
+        say(f"{unknown} of {tokens} tokens are not in {dictionary}. Add the model's --pieces FILE.")

@@ -56,13 +56,16 @@ class Translator:
             model.cuda()
         self.longest = utils.resolve_max_positions(task.max_positions(), model.max_positions())[0]
 
-    def translate(self, lines: Sequence[str], *, beam: int = 5, lenpen: float = 1.0) -> Iterator[str]:
+    def translate(
+        self, lines: Sequence[str], *, beam: int = 5, lenpen: float = 1.0, longest: int = 200
+    ) -> Iterator[str]:
         """Yield a translation for each line; an empty line has an empty one.
 
         Args:
             lines: sentences of the source language.
             beam: the number of hypotheses of the search.
             lenpen: the exponent of the length by which scores are divided; more gives longer translations.
+            longest: the most tokens of a translation. How many translations have them is said on standard error.
 
         Raises:
             UserError: a line has more tokens than the model allows; then nothing is translated.
@@ -75,10 +78,21 @@ class Translator:
             say(
                 f"{unknown:,} of {tokens:,} tokens are unknown to the model. Check the language, --moses and --subwords."
             )
-        generator = self.task.build_generator([self.model], GenerationConfig(beam=beam, lenpen=lenpen))
+        longest = min(longest, self.model.max_decoder_positions() - 1)
+        settings = GenerationConfig(beam=beam, lenpen=lenpen, max_len_b=longest)
+        generator, cut = self.task.build_generator([self.model], settings), 0
         with Progress("translating", len(sentences), "lines") as progress:
             for first in range(0, len(sentences), LINES_AT_ONCE):
-                yield from self._translate(sentences[first : first + LINES_AT_ONCE], generator, progress)
+                for translation, length in self._translate(
+                    sentences[first : first + LINES_AT_ONCE], generator, progress
+                ):
+                    cut += length >= longest
+                    yield translation
+        if cut:
+            say(
+                f"{cut:,} of {len(sentences):,} translations have {longest:,} tokens, the most that were allowed, and may be cut "
+                "off. Split the lines, or raise --max-len-b."
+            )
 
     def _encode(self, line: str, number: int) -> Tensor:
         """Return the numbers of the tokens of a line, with the end of the sentence."""
@@ -91,11 +105,11 @@ class Translator:
         return sentence
 
     @torch.inference_mode()
-    def _translate(self, sentences: list[Tensor], generator, progress: Progress) -> Iterator[str]:
-        """Yield the translations of sentences, in their order."""
+    def _translate(self, sentences: list[Tensor], generator, progress: Progress) -> Iterator[tuple[str, int]]:
+        """Yield the translations of sentences, in their order, and their numbers of tokens."""
         full = [number for number, sentence in enumerate(sentences) if len(sentence) > 1]
         chosen = [sentences[number] for number in full]
-        found = [""] * len(sentences)
+        found = [("", 0)] * len(sentences)
         progress.update(len(sentences) - len(full))
         if full:
             lengths = torch.tensor([len(sentence) for sentence in chosen])
@@ -110,7 +124,7 @@ class Translator:
                 hypotheses = self.task.inference_step(generator, [self.model], sample)
                 for number, (best, *_) in zip(sample["id"].tolist(), hypotheses, strict=True):
                     tokens = self.task.target_dictionary.string(best["tokens"].cpu())
-                    found[full[number]] = self.text.decode(tokens)
+                    found[full[number]] = self.text.decode(tokens), len(best["tokens"]) - 1
                 progress.update(sample["id"].numel())
         progress.hide()
         yield from found

@@ -224,6 +224,14 @@ def test_export_refuses_what_it_would_lose(name, checkpoint, tmp_path, capsys):
     assert not list(tmp_path.glob("out*"))
 
 
+def test_sentences_that_are_too_long_to_compare_are_named(trained, tmp_path, capsys):
+    (tmp_path / "text").write_text("ab\n" + "ab " * 1500 + "\n")
+    words = ["export", str(trained("stock")), str(tmp_path / "out"), "--to", "transformers"]
+    assert cli.main([*words, "--check", str(tmp_path / "text")]) == 2
+    assert "has 1,501 tokens, and the model allows 1,024" in capsys.readouterr().err.splitlines()[-1]
+    assert not list(tmp_path.glob("out*"))
+
+
 def test_compare_fails_beyond_rounding():
     def reader(score):
         return SimpleNamespace(own_search=False, search=lambda sentences: [Hypothesis([5, 2], score)])

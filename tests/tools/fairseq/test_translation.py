@@ -17,8 +17,10 @@ from experiments.corpora.__main__ import main as prepare
 from fairseq_lowrank import cli
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.progress import Progress
+from fairseq_lowrank.raw_text import SUBWORDS
 from fairseq_lowrank.tools.fairseq.translation import Translator, raw_text
 from fairseq_lowrank.tools.reporting.scores import read_hypotheses
+from fairseq_lowrank.tools.wordpieces import WordPieces
 
 PAIRS = [
     ("Der Hund läuft nicht.", "The dog isn't running."),
@@ -136,6 +138,21 @@ def test_text_is_lower_cased_if_the_dictionary_has_no_capitals(tmp_path, entry, 
     assert raw_text(task, moses=False, subwords=None).encode("Der Hund läuft.") == "Der Hund läuft."
 
 
+@pytest.mark.parametrize("kind", [*SUBWORDS.values(), WordPieces])
+@pytest.mark.parametrize("content", [b"a line of text\n", b"\xff\xfe\x00", b"{"])
+def test_a_model_of_subwords_that_is_something_else_is_named(kind, content, tmp_path, capsys):
+    (tmp_path / "subwords").write_bytes(content)
+    with pytest.raises(UserError, match=r"subwords .* Give the"):
+        kind(tmp_path / "subwords")
+    assert capsys.readouterr().err == ""
+
+
+def test_translations_of_the_greatest_length_are_counted(trained, capsys):
+    translator = Translator(trained("mixhead-a"))
+    assert len(list(translator.translate(["", "one two"], longest=1))) == 2
+    assert "1 of 2 translations have 1 tokens, the most that were allowed" in capsys.readouterr().err
+
+
 def test_what_cannot_be_translated_is_refused(trained, translation_data, capsys, tmp_path):
     translator = Translator(trained("mixhead-a"))
     with pytest.raises(UserError, match=r"line 2 has 1,501 tokens, and the model allows 1,024\. Split the line"):
@@ -150,6 +167,7 @@ def test_what_cannot_be_translated_is_refused(trained, translation_data, capsys,
     for words, message in (
         ([tmp_path / "no.de"], r"no\.de: there is no such file"),
         (["--beam", "0"], "--beam 0: expected a number >= 1"),
+        (["--lenpen", "nan"], "--lenpen nan: expected a finite number"),
     ):
         assert cli.main(["translate", str(trained("mixhead-a")), *map(str, words)]) == 2
         assert re.search(message, capsys.readouterr().err)

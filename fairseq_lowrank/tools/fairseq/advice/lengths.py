@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy
-from fairseq.data import Dictionary, data_utils
+from fairseq.data import data_utils
 
 from fairseq_lowrank.messages import FlagError, UserError
 from fairseq_lowrank.plugin.flags import SITES
-from fairseq_lowrank.tools.fairseq.checkpoints import DATA_ERRORS
+from fairseq_lowrank.tools.fairseq.checkpoints import DATA_ERRORS, read_dictionary
 
 
 def read_lengths(folder: Path, subset: str) -> dict[str, numpy.ndarray]:
@@ -40,7 +40,7 @@ def read_vocab_sizes(folder: Path) -> tuple[int, ...]:
     for file in files:
         if not file.is_file():
             raise FlagError("--data", folder, f"has no {file.name}", "Add --vocab-size N.")
-    return tuple(len(Dictionary.load(str(file))) for file in files)
+    return tuple(len(read_dictionary(file)) for file in files)
 
 
 def _language_pair(folder: Path) -> tuple[str | None, str | None]:
