@@ -155,6 +155,24 @@ def test_inspection_of_column_sums_shows_m_or_says_that_it_shows_the_weight(cont
     torch.testing.assert_close(torch.tensor(shown()["matrix"]), mixing.weight)
 
 
+def test_inspection_of_mixed_scores_follows_the_rule_too(controls, monkeypatch):
+    monkeypatch.setitem(PARTS["score_mixing"], "column-sums", PARTS["mixing"]["column-sums"])
+    layer = build_attention("mha", 16, 4, self_attention=True, score_mixing="column-sums")
+    torch.nn.init.normal_(layer.score_mixing.weight)
+
+    state = layer.state_dict(prefix="encoder.layers.0.self_attn.")
+
+    def shown():
+        (one,) = inspection.inspect(state)
+        return one
+
+    assert shown()["score_mixing"]["kind"] == "L" and shown()["score_mixing"]["column_sums"] == pytest.approx([1] * 4)
+    monkeypatch.delitem(PARTS["score_mixing"], "column-sums")
+    assert shown()["score_mixing"]["kind"] == "W"
+    state["encoder.layers.0.self_attn.score_mixing.weight"] = torch.ones(3, 4)
+    assert "score_mixing" not in shown() and "score_mixing.weight" in shown()["norms"]
+
+
 def test_column_sums_start_as_mha(controls):
     ours, theirs = (
         build("--arch", "lowrank_transformer_iwslt_de_en", *flags) for flags in ([], ["--head-mixing", "column-sums"])

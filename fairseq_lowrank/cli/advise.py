@@ -135,7 +135,7 @@ def run_transformers(args) -> None:
         "vocab_size": getattr(model.config.get_text_config(), "vocab_size", None),
         "lengths": {"text": {"given": args.length}},
         "parameters": model.num_parameters(),
-        "kind": kinds.get("+".join(summary.sites), "encoder-decoder"),
+        "kind": "encoder-decoder" if "cross" in summary.sites else kinds.get(kind := " and ".join(summary.sites), kind),
     }
     show(args, about, None, summary, findings)
 

@@ -46,7 +46,7 @@ def run(args) -> None:
     if args.output and any("matrix" in layer for layer in layers):
         figures["mixing"] = inspection.plot_mixing(layers)
     if args.output and (scores := of_scores(layers)):
-        figures[AXES["score_mixing"].flag.replace("_", "-")] = inspection.plot_mixing(scores)
+        figures[AXES["score_mixing"].flag.replace("_", "-")] = inspection.plot_mixing(scores, "L")
     if args.output and any("query" in layer for layer in layers):
         figures["head-embeddings"] = inspection.plot_embeddings(layers)
     _output.write(args, NAME, data, [flat(layer) for layer in layers], figures)

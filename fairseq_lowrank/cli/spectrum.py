@@ -276,7 +276,12 @@ def as_text(results: list[dict]) -> str:
         return [f"{found['mean'][name]:.3f}" if name in found["mean"] else "" for name in columns]
 
     rows = [
-        [result["label"], site, found["layers"][0]["head_dim"], *cells(found)]
+        [
+            result["label"],
+            site,
+            ", ".join(dict.fromkeys(str(layer["head_dim"]) for layer in found["layers"])),
+            *cells(found),
+        ]
         for result in results
         for site, found in result["sites"].items()
     ]

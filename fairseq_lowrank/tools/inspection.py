@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,7 +45,7 @@ def inspect(parameters: dict[str, Tensor], means: dict[str, Tensor] | None = Non
         - for mixing: `kind`, `matrix`, `column_sums` (the sum of the weights of each mixed head; below 1, attention is damped),
           the measures of :func:`mixing_measures` and, for position-wise mixing, `query_weight_norm` ‖W^M‖_F. The kind is M, mean
           M_t, B, or W: the weight of a plugin's rule that is not known here, which may compute another M from it.
-        - `score_mixing`: the same for mixing of scores (kind L).
+        - `score_mixing`: the same for mixing of scores (kind L or W).
         - for head embeddings: `query`, `key`, `value`, each head's ℓ2 norm.
         - `norms`: the norms of all other learned parts, by name.
     """
@@ -75,19 +76,20 @@ def describe(tensors: dict[str, Tensor], axes: dict, mean: Tensor | None, output
     tensors = dict(tensors)
     if (query_weight := tensors.pop("mixing.query_weight", None)) is not None:
         found["query_weight_norm"] = query_weight.norm().item()
-    weight, known = tensors.get("mixing.weight"), axes.get("mixing") in (None, *PARTS["mixing"])
-    # the weight of a rule that is not registered may have any shape; then only its norm is shown
-    if weight is not None and (known or weight.size(0) == weight.size(-1)):
-        matrix = tensors.pop("mixing.weight")
-        if mean is not None:
+    for axis, letter in (("mixing", "M"), ("score_mixing", "L")):
+        weight, known = tensors.get(f"{axis}.weight"), axes.get(axis) in (None, *PARTS[axis])
+        # the weight of a rule that is not registered may have any shape; then only its norm is shown
+        if weight is None or not (known or weight.size(0) == weight.size(-1)):
+            continue
+        matrix = tensors.pop(f"{axis}.weight")
+        if axis == "mixing" and mean is not None:
             matrix, kind = mean, "mean M_t"
-        elif query_weight is not None:
+        elif axis == "mixing" and query_weight is not None:
             kind = "B"
         else:
-            matrix, kind = _mixing_matrix(matrix, axes.get("mixing"), axes)
-        found |= _matrix(matrix, kind, axes, output)
-    if (of_scores := tensors.pop("score_mixing.weight", None)) is not None:
-        found["score_mixing"] = _matrix(of_scores, "L", axes, output)
+            matrix, kind = _mixing_matrix(matrix, axis, letter, axes)
+        measures = _matrix(matrix, kind, axes, output)
+        found |= measures if axis == "mixing" else {axis: measures}
     for part in ("query", "key", "value"):
         if (embedding := tensors.pop(f"head_embeddings.{part}", None)) is not None:
             found[part] = embedding.norm(dim=-1).tolist()
@@ -97,18 +99,20 @@ def describe(tensors: dict[str, Tensor], axes: dict, mean: Tensor | None, output
     return found
 
 
-def _mixing_matrix(weight: Tensor, rule: str | None, axes: dict) -> tuple[Tensor, str]:
-    """Return M, computed from the weight by its rule, and `"M"`; or the weight and `"W"` if the rule is not registered."""
+def _mixing_matrix(weight: Tensor, axis: str, letter: str, axes: dict) -> tuple[Tensor, str]:
+    """Return M or L, computed from the weight by its rule, and the letter; or the weight and `"W"` if no such rule is registered."""
+    rule = axes.get(axis)
     if rule is None:
-        return weight, "M"
-    if rule not in PARTS["mixing"]:
+        return weight, letter
+    if rule not in PARTS[axis]:
         return weight, "W"
-    heads, part = len(weight), PARTS["mixing"][rule]
+    heads, part = len(weight), PARTS[axis][rule]
     options = {option.name: axes.get(option.name) for option in part.options}
-    mixing = AttentionConfig(AttentionSpec(mixing=rule, **options), heads, heads).build("mixing").to(weight)
+    choices: dict[str, Any] = {axis: rule, **options}
+    mixing = AttentionConfig(AttentionSpec(**choices), heads, heads).build(axis).to(weight)
     mixing.weight.data.copy_(weight)
     with torch.no_grad():
-        return mixing.operation(None).mixing_matrix(), "M"
+        return mixing.operation(None).mixing_matrix(), letter
 
 
 def _matrix(matrix: Tensor, kind: str, axes: dict, output: int) -> dict:
@@ -146,18 +150,19 @@ def is_identity(layers: list[dict]) -> bool:
     return all(layer["kind"] != "W" and learned_change(layer).abs().max() < LEAST_CHANGE for layer in layers)
 
 
-def plot_mixing(layers: list[dict]):
+def plot_mixing(layers: list[dict], letter: str = "M"):
     """Return a figure with a heat map of M − I, or of L − I, for each layer, all on one scale.
 
     Row j is the weight of head j in each mixed head i, minus its first value. The weight W of a plugin's rule is shown itself.
+
+    Args:
+        letter: M, or L for mixing of scores.
     """
     from matplotlib.ticker import MaxNLocator
 
     from fairseq_lowrank.tools import pictures
 
     layers = [layer for layer in layers if "matrix" in layer]
-    of_scores = layers[0]["kind"] == "L"
-    letter = "L" if of_scores else "M"
     figure, plots = pictures.grid(len(layers), width=2.5, height=2.6)
     changes = [learned_change(layer) for layer in layers]
     limit = max(change.abs().max().item() for change in changes)
@@ -184,7 +189,7 @@ def plot_mixing(layers: list[dict]):
         f"{len(layer['matrix'])} heads" + (f" of size d_k = {layer['head_dim']}" if "head_dim" in layer else "")
         for layer in layers
     )
-    title = f"Mixing of {'scores of ' if of_scores else ''}{' or '.join(sizes)}"
+    title = f"Mixing of {'scores of ' if letter == 'L' else ''}{' or '.join(sizes)}"
     figure.suptitle(f"{title}: {NOTHING_LEARNED}" if is_identity(layers) else title, fontsize=10)
     figure.supxlabel("mixed head i", fontsize=9)
     figure.supylabel("head j", fontsize=9)

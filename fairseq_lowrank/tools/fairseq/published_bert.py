@@ -175,6 +175,8 @@ def check_config(config: dict, folder: Path) -> None:
     ):
         if type(value := config.get(name)) is not int or value < 1:
             raise UserError(f"{where}: {name} is {value!r}; expected a whole number >= 1.")
+    if (width := config["hidden_size"]) % (heads := config["num_attention_heads"]):
+        raise UserError(f"{where}: hidden_size is {width}, which {heads} heads do not divide. Use files of one model.")
 
 
 def check_sizes(config: dict, tensors: dict[str, Tensor], folder: Path) -> None:

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from fairseq_lowrank.attention import MultiheadAttention, build_attention
+from fairseq_lowrank.attention import AttentionConfig, MultiheadAttention, build_attention
 from fairseq_lowrank.files import read_json, read_lines, say
 from fairseq_lowrank.huggingface import (
     CONFIG,
@@ -145,16 +145,14 @@ def count(model: PreTrainedModel) -> dict:
     Returns:
         `total`; its parts `attention` (projections, their biases and mixing), `embeddings` (words, positions, what takes other
         inputs to the model's width, and the output matrix) and `other`; `sites`, attention at each site; and `axes`, at each
-        site the number of layers, heads, and heads of keys, and the head size, of its first layer.
+        site the numbers of layers, heads, and heads of keys, and the head size. If layers differ, it is a text such as ``4, 8``.
     """
     kinds: dict[nn.Parameter, str] = {}
     sites: dict[str, int] = {}
-    axes: dict[str, dict] = {}
+    layers: dict[str, list[AttentionConfig]] = {}
     names = {module: name for name, module in model.named_modules()}
-    for module, site, layer in attention_modules(model):
-        config = head_sizes(module)
-        sizes = {name: getattr(config, name) for name in ("num_heads", "head_dim", "key_value_heads")}
-        axes[site] = axes.get(site, sizes) | {"layers": layer + 1}
+    for module, site, _ in attention_modules(model):
+        layers.setdefault(site, []).append(head_sizes(module))
         name = names[module]
         # BERT's output projection is in the module around the one that attends
         while "att" in (outer := name.rpartition(".")[0]).rpartition(".")[2].lower():
@@ -170,6 +168,12 @@ def count(model: PreTrainedModel) -> dict:
     parts = dict.fromkeys(("attention", "embeddings", "other"), 0)
     for parameter in model.parameters():
         parts[kinds.get(parameter, "other")] += parameter.numel()
+    axes: dict[str, dict[str, int | str]] = {}
+    for site, configs in layers.items():
+        for size in ("num_heads", "head_dim", "key_value_heads"):
+            first, *others = dict.fromkeys(getattr(config, size) for config in configs)
+            axes.setdefault(site, {})[size] = ", ".join(map(str, (first, *others))) if others else first
+        axes[site]["layers"] = len(configs)
     return {"model": type(model).__name__, "total": sum(parts.values()), **parts, "sites": sites, "axes": axes}
 
 

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -83,6 +84,15 @@ def test_attention_is_counted_without_norms(family):
 def test_grouped_keys_are_told_apart():
     axes = pretrained.count(build("llama"))["axes"]["decoder"]
     assert (axes["num_heads"], axes["key_value_heads"], axes["head_dim"]) == (4, 2, 8)
+
+
+def test_layers_of_other_sizes_are_all_shown(monkeypatch):
+    model = build("llama")
+    config = pretrained.head_sizes(pretrained.attention_modules(model)[0][0])
+    sizes = iter((config, replace(config, num_heads=2, spec=config.spec.replace(key_value_heads=None))))
+    monkeypatch.setattr(pretrained, "head_sizes", lambda module: next(sizes))
+    axes = pretrained.count(model)["axes"]["decoder"]
+    assert axes == {"num_heads": "4, 2", "head_dim": 8, "key_value_heads": 2, "layers": 2}
 
 
 def test_inspect_shows_the_mixing_that_was_saved(tmp_path, capsys):
