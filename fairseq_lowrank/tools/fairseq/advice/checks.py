@@ -92,12 +92,13 @@ def _embedding(summary: ModelSummary, stack: str, layers: int, width: int, heads
         changes.append(Change(f"{deepen}, for as many parameters in the layers", None))
     if vocab_size <= rank:
         more = f"a vocabulary of at least {width:,} (subwords in place of characters)"
-        changes += summary.priced(more, **{name: width})
+        larger: dict[str, Any] = {name: width}
+        changes += summary.priced(more, **larger)
     elif vocab_size >= width and getattr(summary.args, "embed_rank", None):
         changes += summary.priced("no --embed-rank", embed_rank=None, decoder_input_dim=width)
     elif vocab_size >= width and stack == "decoder":
         tied = any(getattr(summary.args, name, False) for name in TIED)  # then both matrices have one size
-        sizes = dict.fromkeys(("decoder_input_dim", *(["decoder_output_dim"] if tied else [])), width)
+        sizes: dict[str, Any] = {"decoder_input_dim": width} | ({"decoder_output_dim": width} if tied else {})
         changes += summary.priced(enough=lambda model: embedding_rank(model, stack, width) == width, **sizes)
     if stack == "decoder" and not getattr(summary.args, "embed_kernel", None):
         kernel = math.ceil(width / rank)

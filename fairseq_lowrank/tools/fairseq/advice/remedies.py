@@ -171,9 +171,9 @@ class ModelSummary(Heads):
             return []
         larger, flag = module.embed_dim // fewer, f"{'encoder' if site == 'encoder' else 'decoder'}_attention_heads"
         # a head size that was given does not grow when there are fewer heads
-        given = {} if spec_of(module).head_dim is None else {"head_dim": larger}
+        given: dict[str, Any] = {} if spec_of(module).head_dim is None else {"head_dim": larger}
         flags = f"--{flag.replace('_', '-')} {fewer}" + (f" --head-dim {larger}" if given else "")
-        return self.priced(f"{flags} (fewer heads, of size {larger})", TIMES[FEWER], **{flag: fewer}, **given)
+        return self.priced(f"{flags} (fewer heads, of size {larger})", TIMES[FEWER], **given | {flag: fewer})
 
 
 def _mixing_of_scores() -> str:
