@@ -72,13 +72,15 @@ def run(args) -> None:
     from fairseq_lowrank.tools.fairseq import checkpoints
     from fairseq_lowrank.tools.fairseq.conversion import convert
 
+    # data that cannot be read is refused before a file is written
+    before = samples_of(args) if args.data else None
     state = checkpoints.load_state(args.checkpoint)
     state, notes = convert(state, **changes)
     _output.save_checkpoint(state, args.output)
     flags = " ".join(f"{flag_name(name)} {value}" for name, value in changes.items())
     _output.say("\n".join([f"{args.output}: {args.checkpoint} with {flags}", *notes]))
-    if args.data:
-        _output.say(error_text(args))
+    if before is not None:
+        _output.say(error_text(args, *before))
 
 
 def changes_of(args) -> dict[str, int | str]:
@@ -113,14 +115,21 @@ def changes_of(args) -> dict[str, int | str]:
     return changes
 
 
-def error_text(args) -> str:
+def samples_of(args) -> tuple:
+    """Return the model of the old checkpoint, its task, and the chosen sequences of the data."""
+    from fairseq_lowrank.tools.fairseq import checkpoints
+
+    model, task = checkpoints.load_model(args.checkpoint, data=args.data, tokens_per_sample=args.length)
+    return model, task, spectrum.sequences(args, task)
+
+
+def error_text(args, first, task, samples: list[dict]) -> str:
     """Measure the difference of the outputs on data, and return it as a sentence."""
     from fairseq_lowrank.tools.fairseq import checkpoints
     from fairseq_lowrank.tools.fairseq.conversion import output_error
 
-    first, task = checkpoints.load_model(args.checkpoint, data=args.data, tokens_per_sample=args.length)
     second, _ = checkpoints.load_model(args.output, data=args.data, tokens_per_sample=args.length)
-    found = output_error(first, second, samples := spectrum.sequences(args, task), task.target_dictionary.pad())
+    found = output_error(first, second, samples, task.target_dictionary.pad())
     return (
         f"{len(samples)} sequences of {args.subset!r}: {found['bits_before']:.4f} bits per token before, "
         f"{found['bits_after']:.4f} after; log₂ probabilities differ by {found['mean']:.2g} for targets on average, by "

@@ -35,7 +35,7 @@ def load_state(path: Path, overrides: dict | None = None) -> dict:
     """Return a checkpoint with fairseq's upgrades; `overrides` replace arguments in it.
 
     Raises:
-        UserError: there is no such file, or it is not a checkpoint of fairseq.
+        UserError: there is no such file, it is not a checkpoint of fairseq, or only one shard of it.
     """
     if not path.is_file():
         raise UserError(f"{path} is not a checkpoint file. Give the path of one, such as checkpoint_best.pt.")
@@ -46,6 +46,8 @@ def load_state(path: Path, overrides: dict | None = None) -> dict:
         raise InvalidCheckpoint(path, reason, "Give a file that fairseq-train wrote.") from error
     if not (state.get("cfg") or state.get("args")):
         raise InvalidCheckpoint(path, "it has no configuration of fairseq", "Give a file that fairseq-train wrote.")
+    if "fsdp_metadata" in state:  # of --use-sharded-state
+        raise InvalidCheckpoint(path, "it is one shard of several", "Give a checkpoint of the entire model.")
     return state
 
 

@@ -41,8 +41,6 @@ def convert(state: dict, **flags: int | str | None) -> tuple[dict, list[str]]:
     Raises:
         UserError: the new attention cannot give the same outputs.
     """
-    if state.get("shard_metadata"):
-        raise UserError("the checkpoint is one shard of several. Convert a checkpoint of the entire model.")
     arch, size = model_arguments(state).arch, vocab_size(state)
     old, new = (our_arguments(model_arguments(state)) for _ in range(2))
     if old is None or new is None:

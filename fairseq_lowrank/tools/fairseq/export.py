@@ -16,7 +16,7 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.tasks.translation import TranslationTask
 from torch import nn
 
-from fairseq_lowrank.attention import AttentionConfig, AttentionSpec, MultiheadAttention
+from fairseq_lowrank.attention import AXES, AttentionConfig, AttentionSpec, MultiheadAttention
 from fairseq_lowrank.files import LINE_BREAK, read_lines
 from fairseq_lowrank.messages import FlagError, UserError
 from fairseq_lowrank.parts import METHODS
@@ -73,6 +73,9 @@ class FairseqModel:
                 f"{path}: a model of {type(self.task).__name__}. Give one of --task translation or language_modeling."
             )
         check_model(self.model, self.args)
+        if not self.translates and (moses or subwords is not None):
+            flag = "--moses" if moses else f"--subwords {subwords}"
+            raise UserError(f"{flag}: works only with a model of translation. Remove the flag.")
         self.text = raw_text(self.task, moses, subwords) if self.translates else RawText(TextSettings("", ""), Path())
         self.data = data or Path(str(self._setting("data")).split(":")[0])
         self.subwords = (subwords or self.data / MODEL) if self.text.settings.subwords else None
@@ -180,14 +183,18 @@ class FairseqModel:
 
     def _card(self) -> list[str]:
         """Return the lines of a model card on the method, the training and its scores."""
-        preset = getattr(self.args, "attention", None)
+        chosen = checkpoints.attention_flags(self.state)
         lines = [f"- architecture of fairseq: `{self.args.arch}`"]
-        if preset is None:
+        if chosen is None:
             lines.append("- attention: fairseq's own, plain multi-head attention")
         else:
+            preset = str(chosen.pop("preset"))
+            sites = getattr(self.args, "attention_sites", None)
             method = METHODS[preset]
             lines.append(f"- attention: `{preset}`, {method.title}: `{method.formula}`")
             lines += [f"- source: {paper.title} ({paper.authors}), {paper.url}" for paper in method.papers]
+            lines += [f"- {AXES[axis].flag.replace('_', ' ')}: `{value}`" for axis, value in chosen.items()]
+            lines += [f"- attention sites: {sites}"] if sites else []
         history = self.state.get("optimizer_history") or [{}]
         if (updates := history[-1].get("num_updates")) is not None:
             lines.append(f"- updates: {updates:,}")

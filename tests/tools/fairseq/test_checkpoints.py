@@ -15,7 +15,7 @@ from families import FAMILIES
 
 from fairseq_lowrank import cli
 from fairseq_lowrank.attention import build_attention
-from fairseq_lowrank.cli import advise, convert, inspect, measure, predict, spectrum, translate
+from fairseq_lowrank.cli import advise, convert, export, inspect, measure, predict, spectrum, translate
 from fairseq_lowrank.cli.inspect import as_text
 from fairseq_lowrank.files import first_folder
 from fairseq_lowrank.messages import FlagError, StateDictMismatch, UserError
@@ -267,10 +267,12 @@ def test_bad_checkpoints_get_one_line(trained, tmp_path, capsys):
     torch.save({"weight": torch.zeros(2)}, no_checkpoint)
     state = checkpoints.load_state(trained("stock"))
     torch.save(state | {"cfg": None, "args": None}, without_flags)
+    torch.save(state | {"fsdp_metadata": {}}, tmp_path / "shard0.pt")
     for arguments, message in (
         (["inspect", str(tmp_path / "none.pt")], "not a checkpoint file"),
         (["inspect", str(no_checkpoint)], f"{no_checkpoint} cannot be read as a checkpoint"),
         (["inspect", str(without_flags)], f"{without_flags} cannot be read as a checkpoint"),
+        (["params", str(tmp_path / "shard0.pt")], "it is one shard of several. Give a checkpoint of the entire model"),
         (["spectrum", str(trained("stock")), "--data", str(tmp_path / "none")], f"--data {tmp_path / 'none'}"),
         (["spectrum", str(trained("stock")), "--subset", "tests"], "--subset tests: the data has no such subset"),
         (["spectrum", str(trained("stock")), "--labels", "a", "b"], "2 names for 1"),
@@ -344,7 +346,7 @@ def test_first_of_several_data_folders_is_used_and_named(trained, translation_da
     assert capsys.readouterr().err == f"{several} is several data folders: using the first, {translation_data}\n"
 
 
-@pytest.mark.parametrize("command", [advise, convert, inspect, measure, predict, spectrum, translate])
+@pytest.mark.parametrize("command", [advise, convert, export, inspect, measure, predict, spectrum, translate])
 def test_commands_take_the_first_of_several_data_folders(command):
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)

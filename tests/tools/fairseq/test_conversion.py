@@ -179,6 +179,7 @@ def test_trained_models_translate_as_before(source, preset, tmp_path, old_checkp
         ("stock", ["--attention", "gqa", "--key-value-heads", "3"], "key_value_heads=3"),
         ("stock", ["--attention", "fixedhead", "--head-dim", "0"], "--head-dim 0"),
         ("stock", ["--attention", "mixhead-a", "--sequences", "3"], "--sequences 3"),
+        ("stock", ["--attention", "mixhead-a", "--data", "nowhere"], "--data nowhere"),
     ],
 )
 def test_refusals_are_one_line_and_write_nothing(trained, tmp_path, capsys, source, flags, message):

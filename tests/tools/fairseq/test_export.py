@@ -224,6 +224,18 @@ def test_export_refuses_what_it_would_lose(name, checkpoint, tmp_path, capsys):
     assert not list(tmp_path.glob("out*"))
 
 
+def test_card_names_what_was_chosen_without_a_preset(checkpoint):
+    path = checkpoint(head_mixing="static", attention_sites="encoder")
+    card = FairseqModel(path).exported().card
+    assert card[1].startswith("- attention: `mha`") and "- head mixing: `static`" in card
+    assert "- attention sites: encoder" in card
+
+
+def test_settings_of_raw_text_are_refused_for_language_models(trained):
+    with pytest.raises(UserError, match="--moses: works only with a model of translation"):
+        FairseqModel(trained("mixhead-b"), moses=True)
+
+
 def test_sentences_that_are_too_long_to_compare_are_named(trained, tmp_path, capsys):
     (tmp_path / "text").write_text("ab\n" + "ab " * 1500 + "\n")
     words = ["export", str(trained("stock")), str(tmp_path / "out"), "--to", "transformers"]
