@@ -46,7 +46,7 @@ def load_state(path: Path, overrides: dict | None = None) -> dict:
         raise InvalidCheckpoint(path, reason, "Give a file that fairseq-train wrote.") from error
     if not (state.get("cfg") or state.get("args")):
         raise InvalidCheckpoint(path, "it has no configuration of fairseq", "Give a file that fairseq-train wrote.")
-    if "fsdp_metadata" in state:  # of --use-sharded-state
+    if "fsdp_metadata" in state and configuration(state, "distributed_training", "use_sharded_state"):
         raise InvalidCheckpoint(path, "it is one shard of several", "Give a checkpoint of the entire model.")
     return state
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from fairseq.data import data_utils
 from families import FAMILIES
+from omegaconf import OmegaConf
 
 from fairseq_lowrank import cli
 from fairseq_lowrank.attention import build_attention
@@ -267,7 +268,11 @@ def test_bad_checkpoints_get_one_line(trained, tmp_path, capsys):
     torch.save({"weight": torch.zeros(2)}, no_checkpoint)
     state = checkpoints.load_state(trained("stock"))
     torch.save(state | {"cfg": None, "args": None}, without_flags)
-    torch.save(state | {"fsdp_metadata": {}}, tmp_path / "shard0.pt")
+    shard = state | {"fsdp_metadata": {}, "cfg": OmegaConf.to_container(state["cfg"], enum_to_str=True)}
+    torch.save(shard, tmp_path / "whole.pt")
+    assert checkpoints.load_state(tmp_path / "whole.pt")["model"].keys() == state["model"].keys()
+    shard["cfg"]["distributed_training"]["use_sharded_state"] = True
+    torch.save(shard, tmp_path / "shard0.pt")
     for arguments, message in (
         (["inspect", str(tmp_path / "none.pt")], "not a checkpoint file"),
         (["inspect", str(no_checkpoint)], f"{no_checkpoint} cannot be read as a checkpoint"),
