@@ -335,10 +335,20 @@ def table(header: list[str], rows: list[list]) -> str:
 
 
 def axes_table(columns: dict[str, dict]) -> str:
-    """Return a table of attention's axes, with a row for each axis that has a value.
+    """Return a table of attention's axes, with a row for each axis that has a value, except options that no part reads.
 
     Args:
         columns: the axes of each site, or group of layers, by its name.
     """
-    names = dict.fromkeys(name for axes in columns.values() for name, value in axes.items() if value)
+    from fairseq_lowrank.parts import AXES
+
+    def is_read(name: str, axes: dict) -> bool:
+        readers = AXES[name].readers if name in AXES else ()
+        return not readers or any(axes.get(axis, part) == part for axis, part in readers)
+
+    columns = {
+        place: {name: value for name, value in axes.items() if value and is_read(name, axes)}
+        for place, axes in columns.items()
+    }
+    names = dict.fromkeys(name for axes in columns.values() for name in axes)
     return table(["", *columns], [[name, *(axes.get(name) or "" for axes in columns.values())] for name in names])

@@ -7,6 +7,7 @@ from torch import nn
 from fairseq_lowrank import cli
 from fairseq_lowrank.attention import AXES, PRESETS
 from fairseq_lowrank.cli import params
+from fairseq_lowrank.cli._output import axes_table
 from fairseq_lowrank.tools.fairseq import checkpoints, parameters
 from fairseq_lowrank.tools.fairseq.architecture import attention_layers, build_model
 
@@ -147,6 +148,11 @@ def test_every_axis_is_shown_at_every_site():
     sizes = {"value_dim": 32, "key_value_heads": 1, "score_mixing": "static", "class": "not classified"}
     assert axes["decoder"] == axes["encoder"] | sizes | {"projection": "multi-query"}
     assert axes["encoder"] == axes["cross"] == parameters.describe("transformer_wmt_en_de", 1000)["axes"]["encoder"]
+    # the table leaves out options of other parts
+    other = axes["decoder"] | {"projection": "latent", "latent_dim": 8}
+    table = axes_table({"decoder": axes["decoder"], "cross": other}).splitlines()
+    assert [row.split() for row in table if row.startswith("latent_dim")] == [["latent_dim", "8"]]
+    assert not [row for row in table if row.startswith(("diff_version", "gate_start"))]
 
 
 def test_nothing_is_allocated():
