@@ -322,6 +322,8 @@ def test_attention_wider_than_the_model_is_named_with_the_papers_redundancy():
     assert (finding.verdict, finding.numbers["ratio"]) == (rule.BOTTLENECK, 4)
     assert "25 % at 4" in finding.text and "45 % at 16" in finding.text
     assert changes(finding)["--head-dim 64"] < 0
+    narrow = one(findings("lowrank_transformer_lm_wiki2", [*flags, "--value-dim", "64"], lengths={}), "attention width")
+    assert not [change for change in changes(narrow) if "--value-dim" in change]
 
 
 def test_compositions_that_do_nothing_are_pointed_out():

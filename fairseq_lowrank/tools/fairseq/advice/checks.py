@@ -176,7 +176,8 @@ def attention_width(summary: ModelSummary) -> Iterator[Finding]:
             smaller = width // heads
             if site not in summary.judged_sites or smaller >= summary.wanted_rank(site):
                 changes += summary.priced(head_dim=smaller)
-            changes += summary.priced(f"--value-dim {smaller} (scores keep their rank)", value_dim=smaller)
+            if config_of(module).value_dim > smaller:
+                changes += summary.priced(f"--value-dim {smaller} (scores keep their rank)", value_dim=smaller)
         yield Finding("attention width", BOTTLENECK, about, source, numbers, changes)
 
 
