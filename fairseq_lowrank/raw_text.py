@@ -67,7 +67,7 @@ class MergedSubwords:
         try:
             with open(codes, encoding="utf-8") as file, contextlib.redirect_stderr(io.StringIO()):
                 self.bpe = BPE(file)
-        except (SystemExit, ValueError) as error:  # subword-nmt ends the program over a line that is none of its own
+        except (SystemExit, ValueError) as error:  # subword-nmt ends the program over a line that it did not write
             raise UserError(f"{codes} has no codes of subword-nmt. Give the file that its learn-bpe wrote.") from error
 
     def __call__(self, line: str) -> str:

@@ -227,7 +227,7 @@ class _PenalisedLoss(torch.autograd.Function):
 class RegularisedCriterion(criterions.FairseqCriterion):
     """A mixin of criterions: it adds the penalties whose weight is not 0 to the loss, and their values to the log."""
 
-    penalty_weights: Mapping[str, float] = MappingProxyType({})  # a criterion may have `weights` of its own
+    penalty_weights: Mapping[str, float] = MappingProxyType({})  # a criterion may have other `weights`
 
     @classmethod
     def build_criterion(cls, cfg, task):

@@ -42,7 +42,7 @@ class WordPieces:
 
         try:
             self.pieces = Tokenizer.from_file(str(model))
-        except Exception as error:  # tokenizers has no class of its own for this
+        except Exception as error:  # tokenizers raises nothing narrower
             raise UserError(
                 f"{model} has no word pieces ({error}). Give the wordpieces.json of fairseq-lowrank import-bert."
             ) from error
