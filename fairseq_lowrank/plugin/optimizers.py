@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterable
 
 import omegaconf
 import torch
-from fairseq.optim import composite
 from torch import Tensor, nn
 
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.parts.parameters import APPLIES_TO_ALL_OPTIMIZERS
+
+COMPOSITE = "composite"
+"""The optimizer of fairseq that has an optimizer and a schedule for each group of parameters."""
 
 
 def overrides(parameter: Tensor | None) -> dict[str, float]:
@@ -53,19 +55,25 @@ def scale_learning_rate(group: dict, lr: float) -> None:
 # fairseq gives every parameter the same weight decay and learning rate. Its composite optimizer reads the settings of one
 # parameter for the entire group, and half-precision copies are flattened into one tensor with one setting.
 def build_with_overrides(build: Callable) -> Callable:
-    """Wrap ``optim.build_optimizer``: every optimizer follows the ``optim_overrides`` of this package's parameters."""
+    """Wrap ``optim.build_optimizer``: every optimizer follows the ``optim_overrides`` of this package's parameters.
+
+    Raises:
+        UserError: the composite optimizer was chosen for such parameters.
+    """
 
     @functools.wraps(build)
     def build_optimizer(cfg, params, *args, **kwargs):
         params = list(params)
+        if not has_overrides(param for param in params if isinstance(param, Tensor)):
+            return build(cfg, params, *args, **kwargs)
+        # first: it fails in an assertion if parameters of one group have different settings
+        if COMPOSITE in (cfg, getattr(cfg, "_name", None), getattr(cfg, "optimizer", None)):
+            raise UserError(
+                "--optimizer composite: does not work with head mixing or head embeddings, which have their own "
+                "learning rate and weight decay. Use another optimizer."
+            )
         optimizer = build(cfg, params, *args, **kwargs)
-        if has_overrides(param for param in params if isinstance(param, Tensor)):
-            if isinstance(optimizer, composite.FairseqCompositeOptimizer):
-                raise UserError(
-                    "--optimizer composite: does not work with head mixing or head embeddings, which have their own "
-                    "learning rate and weight decay. Use another optimizer."
-                )
-            split_groups(optimizer.optimizer)
+        split_groups(optimizer.optimizer)
         return optimizer
 
     return build_optimizer

@@ -185,7 +185,7 @@ _locks: dict[Path, TextIO] = {}
 
 # A lock of lockf is of the process, so the processes that read data do not keep it, and it works on shared disks.
 def lock_save_folder(load: Callable) -> Callable:
-    """Wrap ``load_checkpoint``: refuse to train into the folder of another training until this process ends.
+    """Wrap ``load_checkpoint``: refuse to train into the folder of another training.
 
     Raises:
         UserError: another process has locked the folder.
@@ -202,6 +202,20 @@ def lock_save_folder(load: Callable) -> Callable:
             raise
 
     return load_checkpoint
+
+
+# The process may live on after its training, as a notebook does.
+def unlock_save_folder(call_main: Callable) -> Callable:
+    """Wrap ``call_main``: unlock the folder when the training ends."""
+
+    @functools.wraps(call_main)
+    def call_and_unlock(cfg, main, **kwargs):
+        try:
+            return call_main(cfg, main, **kwargs)
+        finally:
+            _unlock()
+
+    return call_and_unlock
 
 
 def _lock(folder: Path, suffix: str) -> None:
@@ -251,13 +265,15 @@ PATCHES = (
         "A full disk ends a training in a traceback without the path, and leaves an unfinished file.",
         "fairseq writes a checkpoint once, and names the file that it cannot write",
     ),
-    Patch(
-        name="locked-folder",
-        target="fairseq.checkpoint_utils.load_checkpoint",
-        wrap=lock_save_folder,
-        reason="Two trainings with one --save-dir replace each other's checkpoints.",
-        remove_when="fairseq locks the folder",
-        group="fix",
+    *group(
+        "fix",
+        "locked-folder",
+        {
+            "fairseq.checkpoint_utils.load_checkpoint": lock_save_folder,
+            "fairseq.distributed.utils.call_main": unlock_save_folder,
+        },
+        "Two trainings with one --save-dir replace each other's checkpoints.",
+        "fairseq locks the folder",
     ),
     Patch(
         name="last-interval-checkpoint",

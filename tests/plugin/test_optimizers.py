@@ -160,8 +160,14 @@ def test_the_composite_optimizer_is_refused():
     group = {"lr_float": None, "optimizer": adam, "lr_scheduler": schedule}
     config = OmegaConf.create({"_name": "composite", "dynamic_groups": False, "groups": {"default": group}})
     assert fairseq_optim.build_optimizer(config, list(build(ARCH, *SIZES).parameters())).param_groups
+    parameters = list(build(ARCH, *SIZES, *MIXHEAD).parameters())
+    first = [parameter for parameter in parameters if overrides(parameter)]
+    for order in (parameters, [*first, *parameters]):
+        with pytest.raises(ValueError, match="--optimizer composite"):
+            fairseq_optim.build_optimizer(config, order)
+    config.groups = {}
     with pytest.raises(ValueError, match="--optimizer composite"):
-        fairseq_optim.build_optimizer(config, list(build(ARCH, *SIZES, *MIXHEAD).parameters()))
+        fairseq_optim.build_optimizer(config, parameters)
 
 
 def test_settings_that_fairseqs_models_have_for_its_composite_optimizer_are_left_to_it():

@@ -13,6 +13,7 @@ pytest.importorskip("fairseq")
 
 from fairseq import checkpoint_utils
 from fairseq.file_io import PathManager
+from fairseq.trainer import Trainer
 
 from fairseq_lowrank.repairs import checkpoints, commands
 from fairseq_lowrank.repairs.checkpoints import CheckpointNotWritten
@@ -88,7 +89,9 @@ sys.stdin.read()
 """
 
 
-def test_second_training_into_a_folder_is_refused(refusal, fairseq_command, translation_data, tmp_path):
+def test_second_training_into_a_folder_is_refused_until_the_first_ends(
+    refusal, fairseq_command, translation_data, tmp_path, monkeypatch
+):
     train = ["train", translation_data, *TRAIN, "--max-update", 1, "--save-dir", tmp_path]
     command = [sys.executable, "-c", LOCKING, tmp_path / checkpoints.LOCK]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
@@ -97,9 +100,17 @@ def test_second_training_into_a_folder_is_refused(refusal, fairseq_command, tran
         assert f"--save-dir {tmp_path}: another training (process 7 on node1) writes into this folder" in line
         assert names(tmp_path) == []
         fairseq_command(*train, "--no-save")
+    load, held = Trainer.load_checkpoint, []
+
+    def note(self, *args, **kwargs):
+        held.append((tmp_path / checkpoints.LOCK).read_text())
+        return load(self, *args, **kwargs)
+
+    monkeypatch.setattr(Trainer, "load_checkpoint", note)
     fairseq_command(*train)
-    assert (tmp_path / checkpoints.LOCK).read_text().startswith(f"process {os.getpid()} on ")
-    fairseq_command(*train, "--max-update", 2)  # the next training of one process
+    assert [text.startswith(f"process {os.getpid()} on ") for text in held] == [True]
+    # the process lives on, and another one may train into the folder
+    assert not (tmp_path / checkpoints.LOCK).exists() and not checkpoints._locks
 
 
 def test_disk_without_locks_is_a_warning(monkeypatch, tmp_path, caplog):
