@@ -3,8 +3,9 @@
     fairseq-lowrank launch --workers 8 -- fairseq-train DATA --arch lowrank_transformer …
 
 It starts torchrun, which starts the workers. N workers make the same updates as one process with N times its --update-freq.
-Without a GPU, or with --cpu after the dashes, the workers share the CPU and communicate by gloo. Except for --user-dir, which
-the command adds if it is missing, this is the same as
+(With --update-freq above 1, fairseq divides the last gradient of an epoch by too few tokens. LOWRANK_ENABLE=last-update counts
+them all.) Without a GPU, or with --cpu after the dashes, the workers share the CPU and communicate by gloo. Except for
+--user-dir, which the command adds if it is missing, this is the same as
 
     torchrun --standalone --nproc-per-node 8 -m fairseq_cli.train DATA --user-dir … --arch lowrank_transformer …
 

@@ -6,6 +6,7 @@ Settings without the mark ``under_any_optimizer`` belong to stock models, and ar
 """
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 import omegaconf
@@ -116,3 +117,31 @@ def load_with_overrides(load: Callable) -> Callable:
                 scale_learning_rate(group, optimizer_overrides["lr"])
 
     return load_state_dict
+
+
+# fairseq's buffer has the dtype of the first parameter, in which gradients of parts in float32 would be rounded or infinite.
+def reduce_each_dtype(all_reduce: Callable) -> Callable:
+    """Wrap ``LegacyDistributedDataParallel.all_reduce_grads``: gradients are added up in their own dtype."""
+
+    @functools.wraps(all_reduce)
+    def all_reduce_grads(self):
+        by_device = self.per_device_params
+        sizes: Counter[torch.dtype] = Counter()
+        for parameter in self.module.parameters():
+            sizes[parameter.dtype] += parameter.numel()
+        if self.accumulate_grads or len(sizes) == 1:
+            all_reduce(self)
+            return
+        buffers = vars(self).setdefault("buffers_by_dtype", {})
+        try:
+            for dtype, size in sizes.items():
+                self.per_device_params = [[one for one in every if one.dtype == dtype] for every in by_device]
+                if dtype not in buffers:
+                    first = next(self.module.parameters())
+                    buffers[dtype] = first.new_empty(min(self.buffer_size, size), dtype=dtype)
+                self.buffer = buffers[dtype]
+                all_reduce(self)
+        finally:
+            self.per_device_params, self.buffer = by_device, None
+
+    return all_reduce_grads

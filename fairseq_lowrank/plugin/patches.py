@@ -92,6 +92,15 @@ PATCHES: tuple[Patch, ...] = (
     ),
     *group(
         "attention",
+        "gradients-of-parts",
+        {
+            "fairseq.distributed.LegacyDistributedDataParallel.all_reduce_grads": optimizers.reduce_each_dtype,
+        },
+        "With --ddp-backend legacy_ddp, workers add up the gradients of parts in float32 in the precision of the first parameter.",
+        "fairseq adds up gradients in their own dtype",
+    ),
+    *group(
+        "attention",
         "regularisers",
         {
             "fairseq.criterions.register_criterion": criterions.register_with_regularisers,

@@ -351,6 +351,13 @@ PATCHES: tuple[Patch, ...] = (
     ),
     *group(
         "optional",
+        "last-update",
+        {"fairseq.trainer.Trainer.train_step": stack.count_every_batch},
+        "With several workers and --update-freq above 1, the last gradient of an epoch is divided by too few tokens.",
+        "fairseq leaves out only the tokens of batches that fill up an update",
+    ),
+    *group(
+        "optional",
         "bf16-evaluation",
         {
             f"{MODEL}.prepare_for_inference_": evaluation.prepare_in_bfloat16,

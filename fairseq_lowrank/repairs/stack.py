@@ -139,6 +139,20 @@ def join_torchrun(call_main: Callable) -> Callable:
     return joined
 
 
+# A worker without a batch repeats its first one with weight 0. If that comes last in an update, fairseq takes the worker's other
+# batches of the update for such ones too: their gradients count, and their tokens do not.
+def count_every_batch(train_step: Callable) -> Callable:
+    """Wrap ``Trainer.train_step``: a worker that has batches for a part of an update makes passes with these alone."""
+
+    @functools.wraps(train_step)
+    def train_on_own_batches(self, samples, raise_oom=False):
+        if not self.is_fsdp:  # its workers gather weights in each pass
+            samples = [sample for sample in samples if sample] or samples[:1]
+        return train_step(self, samples, raise_oom)
+
+    return train_on_own_batches
+
+
 # fairseq reads batches ahead in a daemon thread. If a process ends before its data does (--max-update), Python kills that
 # thread at its next step. Inside torch's code, this ends the process with an error although its work is done.
 def end_reading_with_the_process(create: Callable, seconds: float = 10) -> Callable:

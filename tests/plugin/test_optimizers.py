@@ -8,6 +8,8 @@ pytest.importorskip("fairseq")
 from fairseq import checkpoint_utils
 from fairseq import optim as fairseq_optim
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.distributed import LegacyDistributedDataParallel
+from fairseq.distributed import utils as distributed_utils
 from omegaconf import OmegaConf
 from tiny_transformer import SIZES, arguments, build
 
@@ -204,3 +206,19 @@ def test_small_steps_of_mixing_are_kept(precision):
     assert mixing
     for name, move in mixing.items():
         torch.testing.assert_close(move, torch.full_like(move, -1e-3), atol=1e-5, rtol=0, msg=name)
+
+
+def test_workers_add_up_the_gradients_of_parts_in_float32(monkeypatch):
+    monkeypatch.setattr(distributed_utils, "get_world_size", lambda group: 2)
+    monkeypatch.setattr(distributed_utils, "all_reduce", lambda tensor, group: tensor.mul_(2))
+    model = build(ARCH, *SIZES, *MIXHEAD).half()
+    workers = LegacyDistributedDataParallel(model, None)
+    wide, most = 100_000.1, torch.finfo(torch.half).max
+    for _ in range(2):
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, wide if parameter.dtype == torch.float32 else most)
+        workers.all_reduce_grads()
+        for name, parameter in model.named_parameters():
+            assert (parameter.dtype == torch.float32) == (".mixing." in name), name
+            expected = torch.full_like(parameter, wide if ".mixing." in name else most)
+            torch.testing.assert_close(parameter.grad, expected, atol=0, rtol=0)

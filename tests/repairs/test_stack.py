@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import warnings
+from types import SimpleNamespace
 
 import pytest
 
@@ -87,3 +88,12 @@ for reader in readers:
 """
     ended = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("batches", "sharded", "trained"),
+    [(["a", {}], False, ["a"]), ([{}, {}], False, [{}]), (["a", {}], True, ["a", {}])],
+)
+def test_worker_trains_on_its_own_batches_of_the_last_update(batches, sharded, trained):
+    step = stack.count_every_batch(lambda trainer, samples, raise_oom: samples)
+    assert step(SimpleNamespace(is_fsdp=sharded), batches) == trained
