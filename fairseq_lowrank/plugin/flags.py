@@ -244,9 +244,14 @@ def override_flags(overwrite: Callable) -> Callable:
     return overwrite_args_by_name
 
 
+OF_FAIRSEQ = {"latent_dim": "latent_vars"}
+"""Flags whose name fairseq uses too (of the quantiser of wav2vec2), each with a field of the configurations that have fairseq's."""
+
+
 def given_flags(args: object) -> dict[str, Any]:
     """Return the attention flags that have a value in a configuration."""
-    values = {name: getattr(args, name, None) for name in FLAGS}
+    others = {name for name, field in OF_FAIRSEQ.items() if hasattr(args, field)}
+    values = {name: getattr(args, name, None) for name in FLAGS if name not in others}
     return {name: value for name, value in values.items() if value is not None and value is not False}
 
 
@@ -300,9 +305,7 @@ class AttentionOptions:
         # A configuration file may hold "false" in quotes, a text that Python takes for true.
         if (no_bias := flags.get("no_attention_bias", False)) not in (True, False):
             raise UserError(f"--no-attention-bias {no_bias!r}: expected True or False.")
-        # fairseq's wav2vec2 has a --latent-dim too, and its 0 means none
-        given = {flag for flag in flags if (flag, flags[flag]) != ("latent_dim", 0)}
-        axes = {name: flags[axis.flag] for name, axis in AXES.items() if axis.flag in given}
+        axes = {name: flags[axis.flag] for name, axis in AXES.items() if axis.flag in flags}
         try:
             spec = AttentionSpec.from_preset(flags.get("attention", PLAIN), **axes)
         except ValueError as error:

@@ -21,7 +21,7 @@ from fairseq_lowrank import cli
 from fairseq_lowrank.attention import MultiheadAttention
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.plugin import architectures, attention, foreign
-from fairseq_lowrank.plugin.flags import MODEL_FLAGS, AttentionOptions
+from fairseq_lowrank.plugin.flags import MODEL_FLAGS, AttentionOptions, given_flags
 
 BY_NAME = {family.arch: family for family in FAMILIES}
 THREE = ["transformer_iwslt_de_en", "transformer_lm", "roberta_base"]
@@ -52,6 +52,21 @@ def test_parser_refuses_what_cannot_be_chosen(task, flags, words):
     with pytest.raises(UserError) as refused:
         parse(task, *MIXHEAD, *flags)
     assert all(word in str(refused.value) for word in words) and "\n" not in str(refused.value)
+
+
+def test_no_setting_of_a_stock_model_chooses_attention():
+    """A name of ours that fairseq uses too would refuse or change a stock training."""
+    chosen = {}
+    for name, model in models.ARCH_MODEL_REGISTRY.items():
+        if not issubclass(model, attention.LowrankModel):
+            chosen[name] = given_flags(architectures.default_arguments(name))
+    for name, config in models.MODEL_DATACLASS_REGISTRY.items():
+        if config is not None and not issubclass(models.MODEL_REGISTRY[name], attention.LowrankModel):
+            chosen[name] = given_flags(config())
+    assert "wav2vec2" in chosen and not any(chosen.values())
+    args = parse("audio_pretraining", "--arch", "wav2vec2", "--latent-dim", "8", "--latent-vars", "4")
+    config = models.MODEL_DATACLASS_REGISTRY["wav2vec2"].from_namespace(args)
+    assert config.latent_dim == 8 and not given_flags(config)
 
 
 def test_a_program_gets_a_value_error():
