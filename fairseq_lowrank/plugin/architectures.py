@@ -22,6 +22,7 @@ from fairseq.models import (
     BaseFairseqModel,
 )
 from fairseq.models.multilingual_transformer import MultilingualTransformerModel
+from fairseq.models.speech_to_speech.s2s_transformer import S2SpecTTransformerModel
 from fairseq.tasks.multilingual_translation import MultilingualTranslationTask
 from omegaconf import OmegaConf
 from torch import nn
@@ -46,13 +47,16 @@ MODEL_ARG_DEFAULTS = {
     "fp16": False,
     "add_bos_token": False,
     "model_parallel_size": 1,
-    "target_is_code": True,
     "w2v_path": None,
     "autoregressive": True,
     "discrete_duration": False,
     "discrete_f0": False,
     "ignore_duration_input": False,
     "ignore_f0_input": False,
+    "pitch_min": 0.0,
+    "pitch_max": 1.0,
+    "energy_min": 0.0,
+    "energy_max": 1.0,
 }
 
 
@@ -192,6 +196,7 @@ def _complete(cls: type, args: object) -> argparse.Namespace:
     for name, value in vars(args).items():
         if isinstance(value, str) and value.startswith("${"):
             setattr(args, name, MODEL_ARG_DEFAULTS.get(name))
+    _set_missing(args, {"target_is_code": not issubclass(cls, S2SpecTTransformerModel)})
     _set_missing(args, MODEL_ARG_DEFAULTS)
     return args
 

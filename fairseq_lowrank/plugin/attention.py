@@ -232,6 +232,14 @@ class LowrankModel(models.BaseFairseqModel):
     """A base class of this package's models: their attention is this package's ``mha`` unless a flag chooses another."""
 
     @classmethod
+    def check_args(cls, args) -> None:
+        """Check the model's own flags before data is read.
+
+        Raises:
+            UserError: a flag has a value that is not accepted.
+        """
+
+    @classmethod
     def build_model(cls, args, task):
         """Build the model with the attention that its configuration chooses, also without ``models.build_model``."""
         return build_with_chosen_attention(cls, args, task, lambda args: cls.build_with_attention(args, task))

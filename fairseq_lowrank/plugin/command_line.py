@@ -8,7 +8,7 @@ from fairseq import criterions
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from fairseq.tasks import TASK_REGISTRY
 
-from fairseq_lowrank.plugin import architectures, flags
+from fairseq_lowrank.plugin import architectures, attention, flags
 from fairseq_lowrank.repairs.arguments import CommandLine
 from fairseq_lowrank.repairs.programs import Program, program_of
 
@@ -69,7 +69,7 @@ def check_our_flags(args: argparse.Namespace, line: CommandLine) -> None:
         config = MODEL_DATACLASS_REGISTRY.get(ARCH_MODEL_NAME_REGISTRY.get(args.arch))
         model_args = args if config is None else config.from_namespace(args)
         architectures.check_args(model, model_args)
-        if hasattr(model, "check_args"):
+        if issubclass(model, attention.LowrankModel):  # models of fairseq have methods of this name for other things
             model.check_args(model_args)
         if hasattr(task := TASK_REGISTRY.get(args.task), "check_model"):
             task.check_model(model, args)

@@ -69,11 +69,25 @@ def test_no_setting_of_a_stock_model_chooses_attention():
     assert config.latent_dim == 8 and not given_flags(config)
 
 
+def test_parser_leaves_methods_of_other_models_alone(monkeypatch):
+    def check_args(condition, is_strict, msg):
+        raise AssertionError
+
+    monkeypatch.setattr(models.ARCH_MODEL_REGISTRY["transformer"], "check_args", check_args, raising=False)
+    assert parse("translation", "--arch", "transformer", *MIXHEAD).attention == "mixhead-b"
+
+
 def test_a_program_gets_a_value_error():
     args = arguments("lstm", "--encoder-embed-dim", 16, "--encoder-hidden-size", 16)
     args.attention = "mixhead-b"
     with pytest.raises(UserError, match="--attention: lstm"):
         make_task().build_model(args)
+
+
+def test_models_of_spectrograms_are_in_the_table():
+    rows = {row.architecture: row for row in architectures.table(["s2spect_transformer", "fastspeech2"])}
+    assert rows["s2spect_transformer"].sites == ("encoder", "decoder", "cross")
+    assert rows["fastspeech2"].reason == "encoder: MultiheadAttention"
 
 
 def test_sites_of_ours_are_chosen_beside_those_a_model_makes_itself():
