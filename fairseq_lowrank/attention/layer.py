@@ -78,12 +78,15 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
     Attributes:
         regulariser: sees the heads of every forward pass, see :class:`RegularizerInput`.
         beam_size: how many hypotheses in a row may share the keys of one batch entry.
+        outputs_at_padding: something reads outputs at padding, so padding is hidden from them too; without it, causal layers may
+            leave padding on the right visible to them.
 
     Raises:
         ValueError: sizes that do not fit together, or a backend that cannot compute the configuration.
     """
 
     beam_size = 1
+    outputs_at_padding = False
     k_proj: Any
     v_proj: Any
     q_proj: Any
@@ -351,7 +354,8 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
                 self.cache.set(incremental_state, cache)
             return split_beams(scores, beam).flatten(0, 1), values.flatten(0, 1)
 
-        if self.self_attention and mask.causal and mask.key_padding is not None and not need_weights:
+        leaves_padding = self.self_attention and mask.causal and not (need_weights or self.outputs_at_padding)
+        if leaves_padding and mask.key_padding is not None:
             # Queries at real positions see none of the padding to their right.
             mask = mask.replace(key_padding=None) if is_right_padding(mask.key_padding) else mask
         dropout = children["dropout_module"]

@@ -375,6 +375,8 @@ def _adapt_decoders(model: nn.Module, task: object) -> None:
         # --cross-self-attention puts encoder states before the keys, so its mask is not square
         if hasattr(decoder, "buffered_future_mask") and not getattr(decoder, "cross_self_attention", False):
             decoder.buffered_future_mask = _causal_marker
+        for layer in _our_layers(decoder) if hasattr(decoder, "postnet") else ():
+            layer.self_attn.outputs_at_padding = True  # the postnet of speech is a convolution
         if _reads_one_layer(decoder):
             decoder.need_alignment = True if getattr(settings, "load_alignments", False) else None
             # an embedding by convolution has already replaced this method

@@ -90,6 +90,26 @@ def test_models_of_spectrograms_are_in_the_table():
     assert rows["fastspeech2"].reason == "encoder: MultiheadAttention"
 
 
+def test_speech_whose_postnet_reads_padding_is_that_of_fairseq():
+    args = architectures.default_arguments("tts_transformer")
+    args.output_frame_dim, args.prenet_dropout = 8, 0
+    for name in ("encoder_embed_dim", "decoder_embed_dim", "encoder_ffn_embed_dim", "decoder_ffn_embed_dim"):
+        setattr(args, name, 16)
+    args.encoder_transformer_layers = args.decoder_transformer_layers = 2
+    model = models.ARCH_MODEL_REGISTRY["tts_transformer"]
+    task = architectures.stand_in_task(model, args, make_task().source_dictionary)
+    lengths = torch.tensor([7, 4])
+    batch = torch.tensor([[5, 6, 7], [8, 9, 5]]), torch.tensor([3, 3]), torch.randn(2, 7, 8)
+    frames, state = [], None
+    for flags in ({}, {"attention": "mha"}, {"attention": "mixhead-b"}):
+        built = models.build_model(Namespace(**vars(args) | flags), task).eval()
+        state = state or built.state_dict()
+        built.load_state_dict(state)
+        frames.append(built(*batch, target_lengths=lengths)[0])
+    for other in frames[1:]:
+        torch.testing.assert_close(other, frames[0], atol=3e-5, rtol=1e-4)
+
+
 def test_sites_of_ours_are_chosen_beside_those_a_model_makes_itself():
     args = architectures.default_arguments("s2t_conformer")
     args.attention, args.attention_sites = "mixhead-b", "decoder,cross"
