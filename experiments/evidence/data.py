@@ -459,10 +459,8 @@ def needs() -> list[str]:
     right = ", ".join(f"{count} at {100 * share:g} %" for share, count in counts.items())
     return [
         "## Needs\n\nNeeds at three tolerances, which are shares of what attention is worth. *Answer*: the needs that are right. In brackets: the 95 % interval over sequences, at the tolerance of the line. *From below* and the need of values are at that tolerance too. *From below*: each sequence chooses its directions. *Last quarter*: the share of the energy in the last quarter of the directions, median of heads.",
-        measure.table(measure.of_version(found, first=False)),
+        measure.table(found),
         f"Right needs: {right}.",
-        "## Needs by the first version\n\nThe tolerance is 1 % of the *loss*. These lines have no commit, and their trainings were not repeated. They stay, because the outcomes of E13 to E15 follow from them.",
-        measure.first_table(measure.of_version(found, first=True)),
         "## What a rank costs\n\nThe loss, and what it rises by at each rank.",
         table(("model, seed", "loss", "rank → cost"), curves),
     ]

@@ -7,8 +7,6 @@ Each line has a model, a seed and what was measured. Lines that exist are kept, 
 was trained elsewhere is measured by the command itself; `--add NAME SEED FILE` appends the first result of its measure.json.
 
 A line replaces that of the same model and seed with another tolerance.
-
-Lines without ``worth_share`` are of the first version of the measurement. Its tolerance is a share of the loss, and costs are too.
 """
 
 from __future__ import annotations
@@ -128,8 +126,8 @@ class Prediction(NamedTuple):
 
 
 def need(line: dict, tolerance: float = PREDICTED) -> int:
-    """Return the need at a tolerance. A line of the first version has one need."""
-    return dict(line["needs"])[tolerance] if "needs" in line else line["need"]
+    """Return the need at a tolerance."""
+    return dict(line["needs"])[tolerance]
 
 
 PREDICTIONS = {
@@ -157,9 +155,6 @@ PREDICTIONS = {
     "E19": Prediction(
         "language-32x4-score-mixing-6e-3", lambda line: 16 < need(line) <= 48, lambda line: need(line) <= 4
     ),
-}
-"""By their names in results/predictions.json. E9 and E20 are about several models; see :func:`separates` and :func:`stands`."""
-REMADE = {
     "E21": Prediction("language-32x4", lambda line: need(line, 0.002) == 4, lambda line: need(line, 0.002) < 4),
     "E22": Prediction(
         "language-32x4-score-mixing", lambda line: 20 <= need(line, 0.002) <= 48, lambda line: need(line, 0.002) <= 4
@@ -175,7 +170,7 @@ REMADE = {
     ),
     "E26": Prediction("multi30k-4x32", lambda line: 9 <= need(line, 0.002) <= 20, lambda line: need(line, 0.002) > 26),
 }
-"""The predictions at 0.2 %, about lines that replace those of the first version."""
+"""By their names in results/predictions.json. E9 and E20 are about several models; see :func:`separates` and :func:`stands`."""
 ANSWERS = {
     "patterns-16x4": (4, 4),
     "patterns-4x16-rank8": (7, 9),
@@ -218,9 +213,9 @@ def separates(lines: Iterable[dict]) -> str:
 
 
 def right_needs(lines: Iterable[dict]) -> dict[float, int]:
-    """Return by tolerance the number of lines whose need is right. Lines of the first version do not count."""
+    """Return by tolerance the number of lines whose need is right."""
     counts: dict[float, int] = {}
-    for line in of_version(lines, first=False):
+    for line in lines:
         if line["model"] in ANSWERS:
             least, greatest = ANSWERS[line["model"]]
             for share, need in line["needs"]:
@@ -230,7 +225,7 @@ def right_needs(lines: Iterable[dict]) -> dict[float, int]:
 
 def stands(lines: Iterable[dict]) -> str:
     """Return the outcome of E20: at 1 % every need is right; at another tolerance more needs are right."""
-    lines = [line for line in of_version(lines, first=False) if line["model"] in ANSWERS]
+    lines = [line for line in lines if line["model"] in ANSWERS]
     if {line["model"] for line in lines} < ANSWERS.keys():
         return "not run"
     counts = right_needs(lines)
@@ -243,14 +238,13 @@ def outcomes(lines: Iterable[dict]) -> dict[str, str]:
     """Return the outcome of every prediction, by name."""
     lines = list(lines)
     found = {name: outcome(prediction, lines) for name, prediction in PREDICTIONS.items()}
-    found |= {name: outcome(one, of_version(lines, first=False)) for name, one in REMADE.items()}
     found |= {"E9": separates(lines), "E20": stands(lines)}
     return dict(sorted(found.items(), key=lambda pair: int(pair[0][1:])))
 
 
 def loss_at(line: dict, rank: int) -> float:
     """Return how much loss a cut to a rank adds, in the unit of the metric."""
-    return dict(line["ranks"])[rank] * abs(line["value"]) * line.get("worth_share", 1)
+    return dict(line["ranks"])[rank] * abs(line["value"]) * line["worth_share"]
 
 
 def interval(line: dict) -> tuple[int, int]:
@@ -310,29 +304,11 @@ def table(lines: Iterable[dict]) -> str:
     return "\n".join(rows)
 
 
-def first_table(lines: Iterable[dict]) -> str:
-    """Return the table of needs of the first version, in Markdown."""
-    rows = [
-        "| model, seed | loss | need | 90 %, 99 % of the energy | last quarter | values need |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    for line in lines:
-        low, high = interval(line)
-        need = f"{line['need']} of {line['size']} ({low} to {high})"
-        rows.append(f"| {line['model']}, {line['seed']} | {line['value']:.3g} | {need} | {_energy(line)}")
-    return "\n".join(rows)
-
-
 def _energy(line: dict) -> str:
     return (
         f"{line['directions_90']:g}, {line['directions_99']:g} | {100 * line['last_quarter']:.2g} % | "
         f"{line['values_need']} of {line['values_size']} |"
     )
-
-
-def of_version(lines: Iterable[dict], first: bool) -> list[dict]:
-    """Return the lines of the first version of the measurement, or the others."""
-    return [line for line in lines if ("worth_share" not in line) == first]
 
 
 def read(path: Path) -> list[dict]:
@@ -385,7 +361,7 @@ def main(argv: list[str] | None = None) -> None:
                 replace(args.results, line_of(name, seed, measure(build(seed), name)))
                 print(f"{name}, seed {seed}: {time.process_time() - start:.0f} s", file=sys.stderr)
     lines = read(args.results)
-    print(table(of_version(lines, first=False)))
+    print(table(lines))
     for name, found in outcomes(lines).items():
         print(f"{name}: {found}")
 
