@@ -248,7 +248,7 @@ def loss_at(line: dict, rank: int) -> float:
 
 
 def interval(line: dict) -> tuple[int, int]:
-    """Return the interval of the need. Lines from before version 0.3 have a tried rank as its lower end, which is too high."""
+    """Return the interval of the need. In older lines its lower end is a tried rank, which is too high."""
     low, high = line["interval"]
     return lower_end(low, (rank for rank, _ in line["ranks"])), high
 
