@@ -29,6 +29,7 @@ MINILM, QUANTISED, SMOLLM2, GEMMA = "all-MiniLM-L6-v2", "all-MiniLM-L6-v2-4bit",
 MODELS = (MINILM, SMOLLM2, GEMMA)
 NAMES = {"model": MINILM, "SmolLM2-135M-Instruct.Q4_1": SMOLLM2, "gemma-3-270m-q4_k_m": GEMMA}
 """Names of models, by those of their files."""
+BETWEEN = "between most and all"
 
 Line = dict
 
@@ -89,6 +90,11 @@ def share(line: Line, name: str = "need") -> float:
 def understated(line: Line) -> float:
     """Return how much smaller the need at 1 % is than that of the line, as a share of the head size."""
     return (line["need"] - need(line)) / line["size"]
+
+
+def more(line: Line, name: str) -> float:
+    """Return by how much a need is greater than that of the same text on 16 sequences, as a share of the head size."""
+    return share(line, name) - share(line["few"], name)
 
 
 def each(models: tuple[str, ...], holds: Callable[[Line], bool], contradicts: Callable[[Line], bool]) -> Callable:
@@ -191,6 +197,19 @@ LATER: dict[str, Callable[[list[Line]], str]] = {
 """Predictions about lines at 0.2 % with sequences of 512 tokens."""
 
 
+LONGER: dict[str, Callable[[list[Line]], str]] = {
+    "P16": each((SMOLLM2,), lambda line: line["verdict"] == "most", lambda line: line["verdict"] == "all"),
+    "P17": each((GEMMA,), lambda line: line["verdict"] == BETWEEN, lambda line: line["verdict"] != BETWEEN),
+    "P18": each((SMOLLM2, GEMMA), lambda line: more(line, "need") <= 0, lambda line: more(line, "need") > 1 / 32),
+    "P19": each(
+        (SMOLLM2, GEMMA),
+        lambda line: abs(more(line, "own")) <= 1 / 32,
+        lambda line: abs(more(line, "own")) > 1 / 16,
+    ),
+}
+"""Predictions about lines at 0.2 % with 64 sequences."""
+
+
 def outcomes(lines: list[Line]) -> dict[str, str]:
     """Return the outcome of every prediction, by name. Lines of quick measurements count like others.
 
@@ -198,7 +217,10 @@ def outcomes(lines: list[Line]) -> dict[str, str]:
     """
     found, later = at(lines, PREDICTED), [line for line in at(lines, 0.002) if line["setting"].endswith("x512")]
     first = {name: rule(lines if rule is depths_differ else found) for name, rule in PREDICTIONS.items()}
-    return first | {name: rule(later) for name, rule in LATER.items()}
+    first |= {name: rule(later) for name, rule in LATER.items()}
+    few = {(line["model"], line["text"]): line for line in later if line["setting"] == "quick16x512"}
+    longer = [line | {"few": few[line["model"], line["text"]]} for line in later if line["setting"] == "quick64x512"]
+    return first | {name: rule(longer) for name, rule in LONGER.items()}
 
 
 def longest(lines: Iterable[Line]) -> list[Line]:

@@ -71,6 +71,28 @@ def test_later_predictions_are_about_lines_at_the_later_tolerance(need, own, at_
     assert published.outcomes([one | {"tolerance": 0.01} for one in lines])["P15"] == "not run"
 
 
+@pytest.mark.parametrize(
+    "verdict, need, own, found",
+    [
+        ("most", 54, 44, ["held", "contradicted", "held", "held"]),
+        ("all", 55, 43, ["contradicted", "contradicted", "unclear", "unclear"]),
+        (published.BETWEEN, 57, 51, ["unclear", "held", "contradicted", "contradicted"]),
+    ],
+)
+def test_predictions_about_64_sequences_compare_them_with_16(verdict, need, own, found):
+    few = [
+        line(model, 54, own=46, size=64, tolerance=0.002)
+        | {"setting": "quick16x512", "needs": [[0.002, 54], [0.01, 44]], "verdict": published.BETWEEN}
+        for model in (published.SMOLLM2, published.GEMMA)
+    ]
+    names = list(published.LONGER)
+    outcomes = published.outcomes(few)
+    assert [outcomes[name] for name in names] == ["not run"] * 4
+    more = [one | {"setting": "quick64x512", "verdict": verdict, "need": need, "own": own} for one in few]
+    outcomes = published.outcomes([*few, *more])
+    assert [outcomes[name] for name in names] == found
+
+
 def test_models_are_compared_on_the_same_text():
     lines = [line(published.MINILM, 26), line(published.QUANTISED, 20, "film-reviews")]
     assert published.outcomes(lines)["P8"] == "not run"
