@@ -311,7 +311,7 @@ def trained(tmp_path_factory, translation_data, language_model_data):
         ],
         "mixhead-b": [
             *(language_model_data, "--task", "language_modeling", "--arch", "lowrank_transformer_lm"),
-            *("--attention", "mixhead-b", *SMALL_LM),
+            *("--attention", "mixhead-b", "--decoder-learned-pos", *SMALL_LM),
         ],
     }
     found = {}

@@ -160,7 +160,7 @@ def measure(args, data: Path | None) -> dict:
         else:
             from fairseq_lowrank.tools.fairseq import subject as fairseq_subject
 
-            about |= {"min_length": 2, "max_length": None, "length": None, "text": None}
+            about |= {"min_length": 2, "max_length": None, "length": args.length, "text": None}
             subject = fairseq_subject.load(args.checkpoint, data=data, subset="valid", **about)
         from fairseq_lowrank.tools.measuring import measurement
 

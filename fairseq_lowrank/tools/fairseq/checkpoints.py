@@ -9,7 +9,7 @@ import threading
 import traceback
 from argparse import Namespace
 from collections.abc import Callable, Iterator
-from copy import copy
+from copy import copy, deepcopy
 from pathlib import Path
 
 import torch
@@ -60,22 +60,23 @@ def load_model(path: Path, *, data: Path | None = None, tokens_per_sample: int |
         tokens_per_sample: block length of a language model's data, by default the model's.
 
     Raises:
-        UserError: the file is not a checkpoint, a parameter is not finite, or the data is missing or has another vocabulary.
+        UserError: the file is not a checkpoint, a parameter is not finite, the data is missing or has another vocabulary, or
+            blocks are longer than the model reads.
     """
     # A training may pad sequences to a multiple of a length. A single sequence then has no padding.
     overrides = {"required_seq_len_multiple": 1} | ({} if data is None else {"data": str(data)})
-    if tokens_per_sample is not None:
-        overrides["tokens_per_sample"] = tokens_per_sample
     state = load_state(path, overrides)
     refuse_unregistered(state, path)
     folder = first_folder(str(configuration(state, "task", "data")))
     if not folder.is_dir():
         raise FlagError("--data", folder, f"the data folder of {path} does not exist", "Give another one with --data.")
     args = state.get("args")
+    of_task = deepcopy((state["cfg"] if args is None else convert_namespace_to_omegaconf(args)).task)
+    in_blocks = tokens_per_sample is not None and hasattr(of_task, "tokens_per_sample")
+    if in_blocks:  # of the task alone: models make tables of this length
+        of_task.tokens_per_sample = tokens_per_sample
     with reading_data(folder):
-        task = tasks.setup_task(
-            (state["cfg"] if args is None else convert_namespace_to_omegaconf(args)).task, from_checkpoint=True
-        )
+        task = tasks.setup_task(of_task, from_checkpoint=True)
     try:
         models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(path)], overrides, task, state=state)
     except StateDictMismatch as error:
@@ -88,6 +89,8 @@ def load_model(path: Path, *, data: Path | None = None, tokens_per_sample: int |
     # buffers may be: fairseq leaves some of them as memory was
     if diverged := [name for name, weights in models[0].named_parameters() if not weights.isfinite().all()]:
         raise UserError(f"{path}: {diverged[0]} has an infinity or NaN. Give one from before the training diverged.")
+    if in_blocks and tokens_per_sample > (limit := models[0].max_positions()):
+        raise FlagError("--length", tokens_per_sample, f"{path} reads at most {limit} tokens", "Give a smaller number.")
     return models[0].eval(), task
 
 

@@ -383,7 +383,8 @@ def test_a_checkpoint_keeps_its_own_vocabulary(trained, language_model_data, tra
     assert "contains pairs of sentences" in capsys.readouterr().err
     [size] = read_vocab_sizes(language_model_data)
     assert cli.main(["advise", "--checkpoint", checkpoint, "--length", "9", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["vocab_size"] == size
+    found = json.loads(capsys.readouterr().out)
+    assert found["vocab_size"] == size and 8 < found["measurement"]["mean_length"] <= 9
 
 
 def test_the_vocabularies_of_source_and_target_are_counted(tmp_path, capsys):

@@ -162,6 +162,8 @@ def test_the_spectrum_of_a_language_model_at_another_length(trained, capsys):
     (result,) = json.loads(capsys.readouterr().out)
     assert list(result["sites"]) == ["decoder"]
     assert result["mean_length"] == 7
+    assert cli.main(["spectrum", str(trained("mixhead-b")), "--length", "13"]) == 2
+    assert "checkpoint_best.pt reads at most 12 tokens. Give a smaller number." in capsys.readouterr().err
 
 
 def test_the_distances_of_known_matrices():
