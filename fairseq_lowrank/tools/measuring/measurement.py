@@ -133,8 +133,8 @@ def _cuts_of(layers: list[Layer], quick: bool) -> int:
     size = max(layer.limit for layer in layers)
     bisected = math.ceil(math.log2(max(2, size)))
     if quick:
-        each = 3 + len(STEPS) * max(0, bisected - 3)
-        return each * (1 + _curves_of_sites(layers)) + bisected - 1
+        each = 3 + len(STEPS) * max(0, bisected - 2)
+        return each * (1 + _curves_of_sites(layers)) + bisected
     each, values = _cuts_of_curve(size), _cuts_of_curve(max(layer.head_size for layer in layers), few=True)
     return each * (1 + _curves_of_sites(layers)) + bisected + values
 
