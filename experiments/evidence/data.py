@@ -60,6 +60,7 @@ UNPLANNED = {
         ("h32-score-gain-x32", "h32-score-mixing"),
         ("h32-score-mixing", "h4-mha"),
         ("h32-score-mixing", "h32-mha-equal-time"),
+        ("h32-score-mixing-6000", "h32-mha-9600"),
         ("h32-score-mixing", "h4-mha-6000"),
         ("h32-mixhead-a", "h32-mha-equal-time"),
         ("h32-mha-1e-3", "h4-mha-1e-3"),
