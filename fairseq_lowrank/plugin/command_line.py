@@ -8,7 +8,7 @@ from fairseq import criterions
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from fairseq.tasks import TASK_REGISTRY
 
-from fairseq_lowrank.plugin import architectures, attention, flags
+from fairseq_lowrank.plugin import architectures, flags
 from fairseq_lowrank.repairs.arguments import CommandLine
 from fairseq_lowrank.repairs.programs import Program, program_of
 
@@ -69,9 +69,15 @@ def check_our_flags(args: argparse.Namespace, line: CommandLine) -> None:
         config = MODEL_DATACLASS_REGISTRY.get(ARCH_MODEL_NAME_REGISTRY.get(args.arch))
         model_args = args if config is None else config.from_namespace(args)
         architectures.check_args(model, model_args)
-        if issubclass(model, attention.LowrankModel):  # models of fairseq have methods of this name for other things
+        if _is_ours(model, "check_args"):
             model.check_args(model_args)
-        if hasattr(task := TASK_REGISTRY.get(args.task), "check_model"):
+        if _is_ours(task := TASK_REGISTRY.get(args.task), "check_model"):
             task.check_model(model, args)
-    if hasattr(criterion := criterions.CRITERION_REGISTRY.get(getattr(args, "criterion", None)), "check_args"):
+    if _is_ours(criterion := criterions.CRITERION_REGISTRY.get(getattr(args, "criterion", None)), "check_args"):
         criterion.check_args(args)
+
+
+def _is_ours(kind: type | None, method: str) -> bool:
+    """Return True if this package declares a method of a class. Other plugins may use its name for something else."""
+    ours = (base for base in getattr(kind, "__mro__", ()) if base.__module__.startswith("fairseq_lowrank."))
+    return any(method in vars(base) for base in ours)

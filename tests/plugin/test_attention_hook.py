@@ -9,9 +9,11 @@ import torch
 pytest.importorskip("fairseq")
 
 from fairseq import models, options
+from fairseq.criterions import CRITERION_REGISTRY, FairseqCriterion
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.modules import MultiheadAttention as StockAttention
 from fairseq.sequence_generator import SequenceGeneratorWithAlignment
+from fairseq.tasks import TASK_REGISTRY
 from families import FAMILIES
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
@@ -69,11 +71,14 @@ def test_no_setting_of_a_stock_model_chooses_attention():
     assert config.latent_dim == 8 and not given_flags(config)
 
 
-def test_parser_leaves_methods_of_other_models_alone(monkeypatch):
-    def check_args(condition, is_strict, msg):
+def test_parser_leaves_methods_of_other_plugins_alone(monkeypatch):
+    def check(condition, is_strict, msg):
         raise AssertionError
 
-    monkeypatch.setattr(models.ARCH_MODEL_REGISTRY["transformer"], "check_args", check_args, raising=False)
+    monkeypatch.setattr(models.ARCH_MODEL_REGISTRY["transformer"], "check_args", check, raising=False)
+    theirs = {"check_model": staticmethod(check), "check_args": staticmethod(check), "__module__": "other"}
+    monkeypatch.setitem(TASK_REGISTRY, "translation", type("Task", (TASK_REGISTRY["translation"],), theirs))
+    monkeypatch.setitem(CRITERION_REGISTRY, "cross_entropy", type("Criterion", (FairseqCriterion,), theirs))
     assert parse("translation", "--arch", "transformer", *MIXHEAD).attention == "mixhead-b"
 
 
