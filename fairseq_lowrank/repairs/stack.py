@@ -146,7 +146,8 @@ def count_every_batch(train_step: Callable) -> Callable:
 
     @functools.wraps(train_step)
     def train_on_own_batches(self, samples, raise_oom=False):
-        if not self.is_fsdp:  # its workers gather weights in each pass
+        # in each pass, workers of FSDP gather weights, and those of --base-layers exchange tokens
+        if not (self.is_fsdp or getattr(self.cfg.model, "base_layers", 0)):
             samples = [sample for sample in samples if sample] or samples[:1]
         return train_step(self, samples, raise_oom)
 

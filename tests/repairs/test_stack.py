@@ -91,9 +91,14 @@ for reader in readers:
 
 
 @pytest.mark.parametrize(
-    ("batches", "sharded", "trained"),
-    [(["a", {}], False, ["a"]), ([{}, {}], False, [{}]), (["a", {}], True, ["a", {}])],
+    ("batches", "sharded", "base_layers", "trained"),
+    [
+        (["a", {}], False, 0, ["a"]),
+        ([{}, {}], False, 0, [{}]),
+        (["a", {}], True, 0, ["a", {}]),
+        (["a", {}], False, 1, ["a", {}]),
+    ],
 )
-def test_worker_trains_on_its_own_batches_of_the_last_update(batches, sharded, trained):
-    step = stack.count_every_batch(lambda trainer, samples, raise_oom: samples)
-    assert step(SimpleNamespace(is_fsdp=sharded), batches) == trained
+def test_worker_trains_on_its_own_batches_of_the_last_update(batches, sharded, base_layers, trained):
+    trainer = SimpleNamespace(is_fsdp=sharded, cfg=SimpleNamespace(model=SimpleNamespace(base_layers=base_layers)))
+    assert stack.count_every_batch(lambda trainer, samples, raise_oom: samples)(trainer, batches) == trained
