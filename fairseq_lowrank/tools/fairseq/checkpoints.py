@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import struct
 import threading
@@ -17,6 +18,7 @@ from fairseq import checkpoint_utils, tasks
 from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
+from fairseq.modules import LearnedPositionalEmbedding
 from torch import Tensor, nn
 
 import fairseq_lowrank.plugin  # noqa: F401  safe loading, and our models
@@ -24,7 +26,7 @@ from fairseq_lowrank.attention import AXES
 from fairseq_lowrank.files import first_folder
 from fairseq_lowrank.messages import FlagError, InvalidCheckpoint, StateDictMismatch, UserError, did_you_mean
 from fairseq_lowrank.parts import PLAIN
-from fairseq_lowrank.plugin.flags import as_namespace
+from fairseq_lowrank.plugin.flags import as_namespace, given_flags
 from fairseq_lowrank.tools.fairseq.architecture import AttentionLayer, attention_layers
 
 DATA_ERRORS = (AssertionError, EOFError, IndexError, OSError, ValueError, struct.error)
@@ -61,7 +63,7 @@ def load_model(path: Path, *, data: Path | None = None, tokens_per_sample: int |
 
     Raises:
         UserError: the file is not a checkpoint, a parameter is not finite, the data is missing or has another vocabulary, or
-            blocks are longer than the model reads.
+            blocks are longer than the model's tables of positions.
     """
     # A training may pad sequences to a multiple of a length. A single sequence then has no padding.
     overrides = {"required_seq_len_multiple": 1} | ({} if data is None else {"data": str(data)})
@@ -89,9 +91,17 @@ def load_model(path: Path, *, data: Path | None = None, tokens_per_sample: int |
     # buffers may be: fairseq leaves some of them as memory was
     if diverged := [name for name, weights in models[0].named_parameters() if not weights.isfinite().all()]:
         raise UserError(f"{path}: {diverged[0]} has an infinity or NaN. Give one from before the training diverged.")
-    if in_blocks and tokens_per_sample > (limit := models[0].max_positions()):
+    if in_blocks and tokens_per_sample > (limit := longest_block(models[0])):
         raise FlagError("--length", tokens_per_sample, f"{path} reads at most {limit} tokens", "Give a smaller number.")
     return models[0].eval(), task
+
+
+def longest_block(model: nn.Module) -> float:
+    """Return the number of positions for which a model has parameters; infinity if it computes its positions, or has none."""
+    tables = [module for module in model.modules() if isinstance(module, LearnedPositionalEmbedding)]
+    scores = [getattr(layer.module, "score", None) for layer in attention_layers(model)]
+    limits = (getattr(one, "max_positions", None) for one in (*tables, *scores))
+    return min((limit for limit in limits if limit is not None), default=math.inf)
 
 
 def read_dictionary(path: Path) -> Dictionary:
@@ -162,9 +172,9 @@ def configuration(state: dict, part: str, name: str, default=None):
 
 def attention_flags(state: dict) -> dict[str, object] | None:
     """Return the preset and the axes in a checkpoint's configuration; ``None`` for fairseq's own attention."""
-    chosen = {name: configuration(state, "model", axis.flag) for name, axis in AXES.items()}
-    chosen = {"preset": configuration(state, "model", "attention"), **chosen}
-    chosen = {name: value for name, value in chosen.items() if value not in (None, False)}
+    flags = given_flags(model_arguments(state))
+    names = {"preset": "attention"} | {name: axis.flag for name, axis in AXES.items()}
+    chosen = {name: flags[flag] for name, flag in names.items() if flag in flags}
     return {"preset": PLAIN, **chosen} if chosen else None
 
 

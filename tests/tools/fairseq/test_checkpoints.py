@@ -4,6 +4,7 @@ import argparse
 import collections
 import csv
 import json
+import math
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,7 +25,8 @@ from fairseq_lowrank.ops import HeadMixing
 from fairseq_lowrank.repairs.loading import load_checkpoint
 from fairseq_lowrank.tools import inspection
 from fairseq_lowrank.tools.fairseq import checkpoints
-from fairseq_lowrank.tools.fairseq.architecture import attention_layers
+from fairseq_lowrank.tools.fairseq.architecture import attention_layers, build_model, parse_architecture
+from fairseq_lowrank.tools.fairseq.checkpoints import longest_block
 
 
 def samples(task, count=3, **changes):
@@ -164,6 +166,30 @@ def test_the_spectrum_of_a_language_model_at_another_length(trained, capsys):
     assert result["mean_length"] == 7
     assert cli.main(["spectrum", str(trained("mixhead-b")), "--length", "13"]) == 2
     assert "checkpoint_best.pt reads at most 12 tokens. Give a smaller number." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "longest"),
+    [
+        ([], math.inf),
+        (["--attention", "alibi", "--no-token-positional-embeddings"], math.inf),
+        (["--decoder-learned-pos"], 12),
+        (["--attention-score", "synthesizer-dense"], 12),
+    ],
+)
+def test_only_parameters_of_positions_limit_the_length_of_blocks(flags, longest):
+    small = [
+        "--decoder-layers",
+        "1",
+        "--decoder-embed-dim",
+        "16",
+        "--decoder-attention-heads",
+        "4",
+        "--tokens-per-sample",
+        "12",
+    ]
+    model = build_model(parse_architecture("lowrank_transformer_lm", [*small, *flags]), 20)
+    assert longest_block(model) == longest
 
 
 def test_the_distances_of_known_matrices():
