@@ -219,7 +219,8 @@ def outcomes(lines: list[Line]) -> dict[str, str]:
     first = {name: rule(lines if rule is depths_differ else found) for name, rule in PREDICTIONS.items()}
     first |= {name: rule(later) for name, rule in LATER.items()}
     few = {(line["model"], line["text"]): line for line in later if line["setting"] == "quick16x512"}
-    longer = [line | {"few": few[line["model"], line["text"]]} for line in later if line["setting"] == "quick64x512"]
+    many = {(line["model"], line["text"]): line for line in later if line["setting"] == "quick64x512"}
+    longer = [line | {"few": few[key]} for key, line in many.items() if key in few]
     return first | {name: rule(longer) for name, rule in LONGER.items()}
 
 
