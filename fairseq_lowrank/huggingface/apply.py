@@ -21,6 +21,7 @@ from fairseq_lowrank.huggingface.function import IMPLEMENTATION
 from fairseq_lowrank.huggingface.models import (
     attention_modules,
     calls_the_interface,
+    can_exchange_attention,
     describe,
     head_sizes,
     model_of_transformers,
@@ -136,10 +137,10 @@ def planned(
             replace(head_sizes(module, spec), self_attention=site != "cross").check_place()
         except ValueError as error:
             raise UserError(f"attention {preset!r} in {site} attention: {error}") from error
-    if not model._can_set_attn_implementation():
+    if not can_exchange_attention(type(model)):
         raise UserError(
             f"{type(model).__name__}: transformers does not exchange its attention function, since it does not find one in the "
-            "source of the class. Define the class in a module and not in a notebook, or use its base class."
+            "source of the class. Define the class in a module and not in a notebook."
         )
     added = {
         module: build_added(module, spec if module in chosen else AttentionSpec())
@@ -158,7 +159,7 @@ def carry_out(plan: Plan) -> None:
     """Change the model as planned, and print the summary."""
     model, record = plan.model, plan.record
     recorded = getattr(model.config, "lowrank_attention", None)
-    if recorded not in (None, record) and not any(SLOT in vars(module) for module in model.modules()):
+    if recorded is not None and not any(SLOT in vars(module) for module in model.modules()):
         _separate_config(model)
     for module, (added, parts) in plan.added.items():
         add(module, added, parts)
@@ -177,7 +178,7 @@ def carry_out(plan: Plan) -> None:
 
 
 def _separate_config(model: PreTrainedModel) -> None:
-    """Give a model a copy of its configuration object, because another model with other attention has the same one."""
+    """Give a model a copy of its configuration object, because another model may have the same one, and change it later."""
     copies: dict[int, Any] = {}
     copy.deepcopy(model.config, copies)
     for module in model.modules():

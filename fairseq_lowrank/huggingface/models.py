@@ -92,8 +92,20 @@ def small_model(model_class: type[PreTrainedModel], config: PretrainedConfig | N
         return model_class(config)
 
 
+def can_exchange_attention(kind: type[PreTrainedModel]) -> bool:
+    """Return True if transformers exchanges the attention function of a class's models.
+
+    It looks for one in the source of the class. A class of a notebook has no source, and inherits what was found for its bases.
+    """
+    if not kind._can_set_attn_implementation():
+        for base in kind.__mro__[1 : kind.__mro__.index(PreTrainedModel)]:
+            if issubclass(base, PreTrainedModel):
+                base._can_set_attn_implementation()
+    return kind._can_set_attn_implementation()
+
+
 def _sites(model: PreTrainedModel) -> list[str]:
-    sites = {site for _, site, _ in attention_modules(model)} if model._can_set_attn_implementation() else ()
+    sites = {site for _, site, _ in attention_modules(model)} if can_exchange_attention(type(model)) else ()
     return [site for site in SITES if site in sites]
 
 

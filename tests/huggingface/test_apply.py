@@ -277,13 +277,29 @@ def test_parts_are_in_the_mode_of_their_model():
         assert {module.training for module in model.modules()} == {training}
 
 
+def of_a_notebook(name, base, **methods):
+    """Return a class whose module has no source."""
+    return type(name, (base,), {"__module__": "gone", **methods})
+
+
 def test_a_class_whose_attention_function_cannot_be_exchanged_is_refused():
-    of_a_notebook = {"__module__": "gone", "_can_set_attn_implementation_cached_value": None}
-    own = type("Own", (transformers.LlamaForCausalLM,), of_a_notebook)
+    own = of_a_notebook("Own", transformers.PreTrainedModel, _supports_sdpa=True)
     model = own(build("llama").config)
+    model.layer = build("llama").model.layers[0]
     with pytest.raises(UserError, match="Own: transformers does not exchange its attention function"):
         apply_attention(model, "mixhead-a")
     assert not mixing_state(model)
+
+
+def test_a_class_of_a_notebook_is_as_its_base(monkeypatch):
+    for base in (transformers.LlamaPreTrainedModel, transformers.LlamaForCausalLM):  # nothing is known of them yet
+        monkeypatch.setattr(base, "_can_set_attn_implementation_cached_value", None, raising=False)
+    own = of_a_notebook("Own", transformers.LlamaForCausalLM)
+    model = own(build("llama").config).eval()
+    expected = logits_of(model, "llama")
+    torch.testing.assert_close(logits_of(apply_attention(model, "mixhead-a"), "llama"), expected)
+    add_noise(model)
+    assert not torch.allclose(logits_of(model, "llama"), expected, atol=1e-4)
 
 
 def test_sites_and_layers_are_chosen():

@@ -173,6 +173,10 @@ def test_models_of_one_configuration_object_keep_their_own_choices(tmp_path):
             loaded = load_attention(copy.deepcopy(model), tmp_path / name)
             assert torch.equal(loaded(TOKENS).logits, model(TOKENS).logits)
             assert loaded.config.lowrank_attention.get("mixing_normalization", "none") == choice
+    config = build("gpt2").config
+    first, second = (apply_attention(transformers.GPT2LMHeadModel(config), "mixhead-a") for _ in range(2))
+    apply_attention(first, "mha")
+    assert second.config.lowrank_attention["mixing"] == "static"
 
 
 def test_a_model_whose_choice_was_removed_is_saved_as_any_other(tmp_path):
