@@ -346,7 +346,7 @@ class RecipeEngine(Engine[Run]):
     def spectra(self, name: str, rows: Sequence[str]) -> int:
         """Compute spectra of the attention of rows on the test set, in the folder `name` next to the lines of results.
 
-        Each seed has a folder: that of another seed than 1 is `name`-seedN. Return the exit status of the first that failed, or 0.
+        Each seed has a folder: that of another seed than 1 is `name`-seedN. Return 0, or the exit status of a command that failed.
 
         Words with `--` in front are options of `fairseq-lowrank spectrum`. A row that has its line but no checkpoint here, as
         in a clone of the repository, is trained for it.
@@ -356,7 +356,7 @@ class RecipeEngine(Engine[Run]):
         for row in rows:
             if row not in self.recipe.rows:
                 raise UserError(f"no row '{row}' here. Choose from {' '.join(self.recipe.rows)}.")
-        output, code = self.settings.output or self.results.parent, 0
+        output = self.settings.output or self.results.parent
         options = ["--labels", *rows, "--subset", "test", "--sequences", str(self.settings.sequences), *given]
         for settings in self.of_each_seed():
             runs = [self.recipe.run(self.recipe.rows[row], settings) for row in rows]
@@ -365,8 +365,9 @@ class RecipeEngine(Engine[Run]):
                     self.train_only(run)
             self.refuse_busy(runs)
             folder = f"{output}/{name}" + ("" if settings.seed == 1 else f"-seed{settings.seed}")
-            code = code or self.tool("spectrum", *(str(run.best) for run in runs), *options, "--output", folder)
-        return code
+            if code := self.tool("spectrum", *(str(run.best) for run in runs), *options, "--output", folder):
+                return code
+        return 0
 
     def refuse_busy(self, runs: Iterable[Run]) -> None:
         """Raise RunLocked if another process is at one of these runs."""
