@@ -141,7 +141,7 @@ def _cuts_of(layers: list[Layer], quick: bool) -> int:
 
 def _cuts_of_curve(size: int, *, few: bool = False) -> int:
     """Return about how many ranks are tried for one curve: 0, the grid, and the bisections at each tolerance."""
-    grid = len(ranks_below(size, few=few))
+    grid = len({*ranks_below(size, few=few), *bounds(size)} - {0})
     return 1 + grid + len(STEPS) * round(math.log2(size / (1 + grid)))
 
 
@@ -232,8 +232,10 @@ class _Trial:
             whole = loss(found[0] if worth is None else worth, chosen)
             return loss(found[rank], chosen) / whole if whole > 0 else 0.0
 
-        grid = list(bounds(size)) if self.quick else ranks_below(size, few=not refine or kind != "scores")
-        for rank in [0, *grid]:
+        grid = set() if self.quick else set(ranks_below(size, few=not refine or kind != "scores"))
+        if self.quick or (refine and below is None):  # else an end of the interval may be rounded past one
+            grid |= set(bounds(size))
+        for rank in [0, *sorted(grid)]:
             if rank not in found and (below is None or rank < below):
                 compute(rank)
         steps = STEPS if below is None else STEPS[:1]

@@ -181,6 +181,13 @@ def test_interval_is_that_of_the_sequences_drawn():
     assert found["need"] == 1 and found["interval"] == [1, 3]
 
 
+@pytest.mark.parametrize("quick", [False, True])
+def test_ranks_at_which_a_verdict_changes_are_tried(quick):
+    """Half of 24 and seven eighths of 24, also of values: else an end of the interval would be rounded past them."""
+    found = trial_of(24, 0.5, lambda rank, index: float(rank < 3), quick=quick)
+    assert {12, 21} <= {entry["rank"] for entry in found["ranks"]}
+
+
 def test_interval_holds_every_need_that_rounds_up_to_its_lower_end():
     """Ranks 0, 16, 24 and 32 are tried. Draws whose need is 17 are told 24, so the lower end is 17."""
     trial = _Trial(None, None, 0.5, 1, False, None)
