@@ -97,7 +97,7 @@ def can_exchange_attention(kind: type[PreTrainedModel]) -> bool:
 
     It looks for one in the source of the class. A class of a notebook has no source, and inherits what was found for its bases.
     """
-    if not kind._can_set_attn_implementation():
+    if not kind._can_set_attn_implementation() and not kind.__module__.startswith("transformers."):
         for base in kind.__mro__[1 : kind.__mro__.index(PreTrainedModel)]:
             if issubclass(base, PreTrainedModel):
                 base._can_set_attn_implementation()
