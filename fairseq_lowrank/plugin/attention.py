@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 from fairseq import models, utils
 from fairseq.models.transformer_lm import TransformerLanguageModel
+from fairseq.modules import BaseLayer
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
 from omegaconf import OmegaConf, open_dict
 from torch import Tensor, nn
@@ -280,11 +281,12 @@ def baseline_warnings(model: type, args: object, options: AttentionOptions | Non
     if names and issubclass(model, TransformerLanguageModel):
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in names)
         yield f"{flags}: fairseq ignores this in language models without an attention flag. Use --attention mha as the baseline."
-    if options is not None and (noise := getattr(args, "quant_noise_pq", 0)):
-        yield (
-            f"--quant-noise-pq {noise:g}: fairseq's own self-attention ignores the noise of its projections, this package's "
-            "does not. Use --attention mha as the baseline."
-        )
+    for kind in ("pq", "scalar") if options is not None else ():
+        if noise := getattr(args, f"quant_noise_{kind}", 0):
+            yield (
+                f"--quant-noise-{kind} {noise:g}: fairseq's own self-attention ignores the noise of its projections, this package's "
+                "does not. Use --attention mha as the baseline."
+            )
 
 
 _warned: set[str] = set()
@@ -375,8 +377,8 @@ def _adapt_decoders(model: nn.Module, task: object) -> None:
         # --cross-self-attention puts encoder states before the keys, so its mask is not square
         if hasattr(decoder, "buffered_future_mask") and not getattr(decoder, "cross_self_attention", False):
             decoder.buffered_future_mask = _causal_marker
-        for layer in _our_layers(decoder) if hasattr(decoder, "postnet") else ():
-            layer.self_attn.outputs_at_padding = True  # the postnet of speech is a convolution
+        for layer in _our_layers(decoder) if _reads_padding(decoder) else ():
+            layer.self_attn.outputs_at_padding = True
         if _reads_one_layer(decoder):
             decoder.need_alignment = True if getattr(settings, "load_alignments", False) else None
             # an embedding by convolution has already replaced this method
@@ -390,6 +392,11 @@ def _decoders_with_our_layers(model: nn.Module) -> list[models.FairseqDecoder]:
         return any(isinstance(child, nn.ModuleList) and _our_layers(child) for child in module.children())
 
     return [module for module in model.modules() if holds_layers(module)]
+
+
+def _reads_padding(decoder: nn.Module) -> bool:
+    """Return True if outputs at padding change others: the postnet of speech is a convolution, and base layers share out all tokens."""
+    return hasattr(decoder, "postnet") or any(isinstance(module, BaseLayer) for module in decoder.modules())
 
 
 def _our_layers(parent: nn.Module) -> list[TransformerDecoderLayerBase]:

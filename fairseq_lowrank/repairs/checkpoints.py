@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import socket
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
@@ -77,26 +78,34 @@ def keep_best_checkpoints(save):
     return save_checkpoint
 
 
+# fairseq drops a layer that no list names. So it gets a list of all layers for a side without a list, and for a side that has
+# been pruned: a training that resumes has the list of its first command, and so may a model that is loaded again.
 def keep_layers_of_other_side(prune):
-    """Return a ``prune_state_dict`` that keeps every layer of a side whose layers to keep are not given."""
+    """Return a ``prune_state_dict`` that prunes a side once, and only if its layers to keep are given.
+
+    Then the configuration has the number of layers that are left.
+    """
 
     @functools.wraps(prune)
     def prune_state_dict(state_dict, model_cfg):
-        kept = {side: getattr(model_cfg, f"{side}_layers_to_keep", None) for side in ("encoder", "decoder")}
-        others = [side for side in kept if not kept[side]]
-        if len(others) != 1:
+        given = {side: getattr(model_cfg, f"{side}_layers_to_keep", None) for side in ("encoder", "decoder")}
+        if not any(given.values()):
             return prune(state_dict, model_cfg)
-        layer = re.compile(rf"{others[0]}.*\.layers\.(\d+)\.")
-        layers = {match[1] for name in state_dict if (match := layer.match(name))}
-        if not layers:  # the model has one side
-            return prune(state_dict, model_cfg)
-        option = f"{others[0]}_layers_to_keep"
-        with open_dict(model_cfg) if isinstance(model_cfg, DictConfig) else contextlib.nullcontext():
-            setattr(model_cfg, option, ",".join(sorted(layers)))
-            try:
-                return prune(state_dict, model_cfg)
-            finally:
-                setattr(model_cfg, option, None)
+        lists = {}
+        for side, kept in given.items():
+            layer = re.compile(rf"{side}.*\.layers\.(\d+)\.")
+            if layers := {match[1] for name in state_dict if (match := layer.match(name))}:
+                whole = not kept or len(kept.split(",")) == len(layers)
+                lists[f"{side}_layers_to_keep"] = ",".join(layers) if whole else kept
+        is_config = isinstance(model_cfg, DictConfig)
+        pruned = prune(state_dict, Namespace(arch=getattr(model_cfg, "_name" if is_config else "arch", None), **lists))
+        with open_dict(model_cfg) if is_config else contextlib.nullcontext():
+            for side, kept in given.items():
+                if kept and pruned is not state_dict:
+                    setattr(model_cfg, f"{side}_layers_to_keep", None)
+                    if hasattr(model_cfg, f"{side}_layers"):
+                        setattr(model_cfg, f"{side}_layers", len(kept.split(",")))
+        return pruned
 
     return prune_state_dict
 
@@ -295,8 +304,8 @@ PATCHES = (
         name="one-sided-layers",
         target="fairseq.checkpoint_utils.prune_state_dict",
         wrap=keep_layers_of_other_side,
-        reason="With layers to keep for one side, fairseq drops every layer of the other side.",
-        remove_when="fairseq prunes only the side whose layers to keep are given",
+        reason="With layers to keep, fairseq drops every layer of the other side, and cannot load again what it has pruned.",
+        remove_when="fairseq prunes only the side whose layers to keep are given, and once",
         group="fix",
     ),
 )

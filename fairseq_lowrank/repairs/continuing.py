@@ -10,6 +10,7 @@ from contextvars import ContextVar
 import numpy
 from fairseq import checkpoint_utils
 from fairseq.data.iterators import EpochBatchIterator
+from fairseq.optim.lr_scheduler.reduce_lr_on_plateau import ReduceLROnPlateauLRSchedule
 
 from fairseq_lowrank.messages import UserError
 
@@ -236,6 +237,7 @@ def add_empty_average(load: Callable) -> Callable:
 
 
 PATIENCE = "validations_without_improvement"
+BAD_EPOCHS = "num_bad_epochs"
 
 
 def _stopping_rules() -> list[Callable]:
@@ -287,3 +289,42 @@ def save_patience(save: Callable) -> Callable:
         return save(self, filename, extra_state)
 
     return save_checkpoint
+
+
+# fairseq saves a checkpoint before this schedule sees the validation loss of the epoch, and does not save how many epochs in a row
+# were bad.
+def save_bad_epochs(save: Callable) -> Callable:
+    """Wrap ``state_dict`` of the schedule reduce_lr_on_plateau: add the number of epochs without improvement."""
+
+    @functools.wraps(save)
+    def state_dict(self):
+        return save(self) | {BAD_EPOCHS: self.lr_scheduler.num_bad_epochs}
+
+    return state_dict
+
+
+def load_bad_epochs(load: Callable) -> Callable:
+    """Wrap ``load_state_dict`` of the schedule reduce_lr_on_plateau: continue to count epochs without improvement."""
+
+    @functools.wraps(load)
+    def load_state_dict(self, state_dict):
+        load(self, state_dict)
+        self.lr_scheduler.num_bad_epochs = state_dict.get(BAD_EPOCHS, 0)
+
+    return load_state_dict
+
+
+def end_epoch_of_checkpoint(load: Callable) -> Callable:
+    """Wrap ``Trainer.load_checkpoint``: reduce_lr_on_plateau sees the loss of the epoch that the checkpoint ended."""
+
+    @functools.wraps(load)
+    def load_checkpoint(self, filename, reset_optimizer=False, reset_lr_scheduler=False, *args, **kwargs):
+        extra_state = load(self, filename, reset_optimizer, reset_lr_scheduler, *args, **kwargs)
+        position = (extra_state or {}).get("train_iterator")
+        ended = position is not None and not position.get("iterations_in_epoch", 0)
+        continues = ended and not (reset_optimizer or reset_lr_scheduler)
+        if continues and isinstance(self.lr_scheduler, ReduceLROnPlateauLRSchedule):
+            self.lr_step(position["epoch"] - 1, extra_state.get("val_loss"))
+        return extra_state
+
+    return load_checkpoint

@@ -25,6 +25,7 @@ LITERALS = "fairseq reads these texts with ast.literal_eval"
 ONE_LINE = "fairseq's commands end in one line for mistakes of users"
 UNKNOWN_WORDS = "--replace-unk reads the alignment that --print-alignment makes"
 PARSER = "fairseq.options.parse_args_and_arch"
+PLATEAU = "fairseq.optim.lr_scheduler.reduce_lr_on_plateau.ReduceLROnPlateauLRSchedule"
 MODEL = "fairseq.models.BaseFairseqModel"
 ENSEMBLE = "fairseq.checkpoint_utils.load_model_ensemble_and_task"
 LANGUAGE_MODELING = "fairseq.tasks.language_modeling.LanguageModelingTask"
@@ -221,6 +222,17 @@ PATCHES: tuple[Patch, ...] = (
         },
         "The runs of a sweep share the best value and the count of --patience, and a training that resumes loses the count.",
         "fairseq keeps both in the trainer and saves them",
+    ),
+    *group(
+        "fix",
+        "plateau",
+        {
+            f"{PLATEAU}.state_dict": continuing.save_bad_epochs,
+            f"{PLATEAU}.load_state_dict": continuing.load_bad_epochs,
+            "fairseq.trainer.Trainer.load_checkpoint": continuing.end_epoch_of_checkpoint,
+        },
+        "With --lr-scheduler reduce_lr_on_plateau, a training that resumes loses the last validation and the count of bad epochs.",
+        "fairseq saves the state of the schedule after the schedule has seen the validation loss",
     ),
     *group(
         "fix",

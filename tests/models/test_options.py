@@ -197,6 +197,7 @@ def test_a_misspelt_override_is_refused():
         checkpoint_utils.overwrite_args_by_name(config, {"head-mixing": "static"})
 
 
-def test_noise_that_stock_attention_computes_past_is_said_to_be(caplog):
-    build(ARCH, *SIZES, "--quant-noise-pq", "0.125", "--quant-noise-pq-block-size", 4)
-    assert caplog.text.count("--quant-noise-pq 0.125: fairseq's own self-attention") == 1
+@pytest.mark.parametrize("flag", ["--quant-noise-pq", "--quant-noise-scalar"])
+def test_noise_that_stock_attention_computes_past_is_said_to_be(flag, caplog):
+    build(ARCH, *SIZES, flag, "0.125", "--quant-noise-pq-block-size", 4)
+    assert caplog.text.count(f"{flag} 0.125: fairseq's own self-attention") == 1

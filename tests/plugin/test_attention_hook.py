@@ -115,6 +115,18 @@ def test_speech_whose_postnet_reads_padding_is_that_of_fairseq():
         torch.testing.assert_close(other, frames[0], atol=3e-5, rtol=1e-4)
 
 
+def test_base_layers_get_the_outputs_at_padding_that_fairseq_computes(monkeypatch):
+    """They share out the tokens of a batch to the workers, padding too."""
+    monkeypatch.setattr(torch.distributed, "all_to_all_single", lambda output, given, **_: output.copy_(given))
+    task = make_task()
+    flags = ["transformer_iwslt_de_en", *SIZES, "--base-layers", 1]
+    source, target = torch.tensor([[5, 6, 7, 2], [8, 9, 2, 1]]), torch.tensor([[2, 5, 6, 7], [2, 8, 1, 1]])
+    stock, ours = (task.build_model(arguments(*flags, *more)).eval() for more in ([], ["--attention", "mha"]))
+    ours.load_state_dict(shake(stock).state_dict())
+    found = [model(source, None, target)[1]["inner_states"][-1] for model in (stock, ours)]
+    torch.testing.assert_close(found[1], found[0], atol=1e-5, rtol=1e-4)
+
+
 def test_sites_of_ours_are_chosen_beside_those_a_model_makes_itself():
     args = architectures.default_arguments("s2t_conformer")
     args.attention, args.attention_sites = "mixhead-b", "decoder,cross"

@@ -97,11 +97,18 @@ def test_layers_of_other_side_are_kept(arch, side, other, dataclass):
     for name, value in new.items():
         assert value.equal(old[name.replace(f"{side}.layers.0", f"{side}.layers.1")])
     assert args.encoder_layers_to_keep is args.decoder_layers_to_keep is None
+    setattr(args, f"{side}_layers_to_keep", "1")
+    model.load_state_dict(new, strict=True, model_cfg=args)
+    assert all(value.equal(new[name]) for name, value in model.state_dict().items())
 
 
-def test_layers_of_a_language_model_are_pruned():
+def test_layers_of_a_language_model_are_pruned_once():
+    """A training that resumes has the flag of its first command; a model that is loaded has the saved settings."""
     state = {f"decoder.layers.{layer}.fc1.weight": torch.tensor(layer) for layer in range(3)}
-    cfg = OmegaConf.create({"_name": "transformer_lm", "decoder_layers_to_keep": "0,2"})
+    cfg = OmegaConf.create({"_name": "transformer_lm", "decoder_layers": 3, "decoder_layers_to_keep": "0,2"})
+    OmegaConf.set_struct(cfg, True)
     pruned = checkpoint_utils.prune_state_dict(state, cfg)
     assert pruned == {"decoder.layers.0.fc1.weight": torch.tensor(0), "decoder.layers.1.fc1.weight": torch.tensor(2)}
-    assert "encoder_layers_to_keep" not in cfg
+    assert cfg == {"_name": "transformer_lm", "decoder_layers": 2, "decoder_layers_to_keep": None}
+    cfg.decoder_layers_to_keep = "0,2"
+    assert checkpoint_utils.prune_state_dict(pruned, cfg) == pruned

@@ -194,3 +194,19 @@ def test_training_that_patience_stopped_ends_at_once(train_with, tmp_path):
     assert (tmp_path / "checkpoint_last.pt").read_bytes() == before
     train_with(tmp_path, [0] * 4, "--patience", 1, "--reset-meters")
     assert epochs(tmp_path) == 4
+
+
+def rate(folder) -> float:
+    """Return the learning rate of the last update."""
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(folder / "checkpoint_last.pt"))
+    return state["last_optimizer_state"]["param_groups"][0]["lr"]
+
+
+@pytest.mark.parametrize("first", [2, 3])
+def test_resumed_training_lowers_the_rate_on_the_same_plateau(train_with, tmp_path, first):
+    losses = [3, 4, 5, 6]
+    flags = ["--lr", 0.25, "--lr-scheduler", "reduce_lr_on_plateau", "--lr-shrink", 0.5, "--lr-patience", 1]
+    train_with(tmp_path, losses[:first], *flags)
+    assert rate(tmp_path) == 0.25
+    train_with(tmp_path, losses[first:] + losses[:first], *flags)
+    assert epochs(tmp_path) == 4 and rate(tmp_path) == 0.125
