@@ -74,9 +74,9 @@ def load_model(path: Path, *, data: Path | None = None, tokens_per_sample: int |
         raise FlagError("--data", folder, f"the data folder of {path} does not exist", "Give another one with --data.")
     args = state.get("args")
     of_task = deepcopy((state["cfg"] if args is None else convert_namespace_to_omegaconf(args)).task)
-    in_blocks = tokens_per_sample is not None and hasattr(of_task, "tokens_per_sample")
-    if in_blocks:  # of the task alone: models make tables of this length
-        of_task.tokens_per_sample = tokens_per_sample
+    block = tokens_per_sample if hasattr(of_task, "tokens_per_sample") else None
+    if block is not None:  # of the task alone: models make tables of this length
+        of_task.tokens_per_sample = block
     with reading_data(folder):
         task = tasks.setup_task(of_task, from_checkpoint=True)
     try:
@@ -91,8 +91,8 @@ def load_model(path: Path, *, data: Path | None = None, tokens_per_sample: int |
     # buffers may be: fairseq leaves some of them as memory was
     if diverged := [name for name, weights in models[0].named_parameters() if not weights.isfinite().all()]:
         raise UserError(f"{path}: {diverged[0]} has an infinity or NaN. Give one from before the training diverged.")
-    if in_blocks and tokens_per_sample > (limit := longest_block(models[0])):
-        raise FlagError("--length", tokens_per_sample, f"{path} reads at most {limit} tokens", "Give a smaller number.")
+    if block is not None and block > (limit := longest_block(models[0])):
+        raise FlagError("--length", block, f"{path} reads at most {limit} tokens", "Give a smaller number.")
     return models[0].eval(), task
 
 
