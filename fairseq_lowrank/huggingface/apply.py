@@ -140,7 +140,7 @@ def planned(
     if not can_exchange_attention(type(model)):
         raise UserError(
             f"{type(model).__name__}: transformers does not exchange its attention function, since it does not find one in the "
-            "source of the class. Define the class in a module and not in a notebook."
+            "source of the class. Put the class into a module, not into a notebook."
         )
     added = {
         module: build_added(module, spec if module in chosen else AttentionSpec())
