@@ -8,7 +8,7 @@ import copy
 import logging
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ from fairseq.models.speech_to_speech.s2s_transformer import S2SpecTTransformerMo
 from fairseq.tasks.multilingual_translation import MultilingualTranslationTask
 from omegaconf import OmegaConf
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.parts import PLAIN
@@ -160,19 +160,28 @@ def build_small(cls: type[BaseFairseqModel], args: object, *, check: bool = True
 
 def build_on_meta(cls: type[BaseFairseqModel], args: object, task: object, *, check: bool = True) -> nn.Module:
     """Build a model whose parameters have shapes but no memory."""
-
-    def build_model() -> nn.Module:
+    with on_meta():
         return attention.build_with_chosen_attention(
             cls, copy.deepcopy(args), task, lambda args: cls.build_model(args, task), check=check
         )
 
-    try:
-        with torch.device("meta"):
-            return build_model()
-    except NotImplementedError:
-        # RoBERTa's initialiser copies parameters to the CPU, which meta tensors refuse. Fake tensors allow it, more slowly.
-        with FakeTensorMode():
-            return build_model()
+
+@contextlib.contextmanager
+def on_meta() -> Iterator[None]:
+    """Build modules on the meta device, also those whose initialiser draws its numbers on the CPU, such as RoBERTa's."""
+    with torch.device("meta"), _StayOnMeta():
+        yield
+
+
+class _StayOnMeta(TorchFunctionMode):
+    """Let ``tensor.cpu()`` return a tensor of the meta device itself."""
+
+    def __torch_function__(
+        self, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
+    ) -> object:
+        if func is torch.Tensor.cpu and args[0].is_meta:
+            return args[0]
+        return func(*args, **kwargs or {})
 
 
 def default_arguments(architecture: str) -> argparse.Namespace:
@@ -235,8 +244,11 @@ def stand_in_task(cls: type, args: argparse.Namespace, dictionary: Dictionary) -
     facts |= {"get_speaker_embeddings": lambda args: None, "max_positions": lambda: 512}
     if issubclass(cls, MultilingualTransformerModel):
         task = object.__new__(MultilingualTranslationTask)
-        pairs = {"langs": ["a", "b"], "lang_pairs": ["a-b"], "model_lang_pairs": ["a-b"]}
-        vars(task).update(args=args, cfg=args, dicts={"a": dictionary, "b": dictionary}, training=True, **pairs)
+        pairs = getattr(args, "lang_pairs", None) or ["a-b"]
+        pairs = pairs.split(",") if isinstance(pairs, str) else list(pairs)
+        languages = sorted({language for pair in pairs for language in pair.split("-")})
+        about = {"langs": languages, "lang_pairs": pairs, "model_lang_pairs": pairs}
+        vars(task).update(args=args, cfg=args, dicts=dict.fromkeys(languages, dictionary), training=True, **about)
         return task
     return SimpleNamespace(**facts)
 
