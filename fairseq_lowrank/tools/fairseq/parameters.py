@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from argparse import Namespace
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from copy import copy
 from typing import Any
 
@@ -15,8 +15,9 @@ from torch import nn
 from fairseq_lowrank.attention import AXES, PRESETS, AttentionSpec, build_attention
 from fairseq_lowrank.messages import FlagError
 from fairseq_lowrank.parts import METHODS, MODULE_AXES, PLAIN, evaluate
-from fairseq_lowrank.plugin.architectures import default_arguments
+from fairseq_lowrank.plugin.architectures import LARGE, default_arguments, on_meta
 from fairseq_lowrank.progress import Progress
+from fairseq_lowrank.tasks.span_head import add_span_head
 from fairseq_lowrank.tools.axes import axes_of
 from fairseq_lowrank.tools.fairseq.architecture import (
     attention_layers,
@@ -151,7 +152,7 @@ def describe(architecture: str, vocab_size: int, flags: Sequence[str] = (), *, t
     """
     args = parse_architecture(architecture, flags, task=task)
     about = {"architecture": architecture, "vocab_size": vocab_size, "flags": list(flags)}
-    return about | _describe(args, vocab_size)
+    return about | _describe(args, lambda args: build_model(args, vocab_size))
 
 
 def describe_state(state: dict) -> dict:
@@ -159,25 +160,43 @@ def describe_state(state: dict) -> dict:
     args, sizes = model_arguments(state), vocab_sizes(state)
     if not sizes:
         remedy = "Give a checkpoint of a model of text."
-        raise FlagError("--checkpoint", args.arch, "this architecture has no word embeddings", remedy)
+        reason = "this architecture has no word embeddings of one encoder or decoder"
+        raise FlagError("--checkpoint", args.arch, reason, remedy)
     vocab_size, *others = sizes.values()
     about: dict[str, Any] = {"architecture": args.arch, "vocab_size": vocab_size, "flags": []}
     if others:
         about["target_vocab_size"] = others[0]
-    return about | _describe(args, *sizes.values())
+
+    def build(args: Namespace) -> nn.Module:
+        model = build_model(args, *sizes.values())
+        add_heads(model, state["model"])
+        return model
+
+    return about | _describe(args, build)
+
+
+def add_heads(model: Any, tensors: dict[str, torch.Tensor]) -> None:
+    """Add the heads of a state that the task of a training added to its model."""
+    with on_meta():
+        if (weight := tensors.get("span_head.out_proj.weight")) is not None:
+            add_span_head(model, weight.size(1))
+        if hasattr(model, "register_classification_head"):
+            model.args.load_checkpoint_heads = True
+            model.upgrade_state_dict(dict(tensors))  # fairseq registers the heads that it finds
 
 
 def composition(state: dict) -> list[dict]:
     """Return name, site, number and axes of each attention layer of a checkpoint, from its arguments."""
-    model = build_model(model_arguments(state), *vocab_sizes(state).values())
+    sizes = vocab_sizes(state).values() or (LARGE,)  # attention does not depend on it
+    model = build_model(model_arguments(state), *sizes)
     return [
         {"name": layer.name, "site": layer.site, "layer": layer.layer, "axes": axes_of(layer.module)}
         for layer in attention_layers(model)
     ]
 
 
-def _describe(args: Namespace, *vocab_sizes: int) -> dict:
-    model = build_model(args, *vocab_sizes)
+def _describe(args: Namespace, build: Callable[[Namespace], nn.Module]) -> dict:
+    model = build(args)
     counts = count(model)
     axes: dict[str, dict] = {}
     for layer in attention_layers(model):
@@ -186,7 +205,7 @@ def _describe(args: Namespace, *vocab_sizes: int) -> dict:
     extra: int | None = 0
     if chooses_attention(args):
         try:
-            extra = counts["total"] - count(build_model(plain(args), *vocab_sizes))["total"]
+            extra = counts["total"] - count(build(plain(args)))["total"]
         except ValueError:
             extra = None
     return {
