@@ -82,6 +82,7 @@ def run(args) -> None:
     )
     target_vocab_size = next((size for size in others if size != vocab_size), None)
     block = getattr(model_args, "tokens_per_sample", None)
+    args.block_length = args.length if block else None
     pairs = len(list(stacks(model_args))) == 2
     if args.length is not None:
         if args.length < 1:
@@ -160,7 +161,7 @@ def measure(args, data: Path | None) -> dict:
         else:
             from fairseq_lowrank.tools.fairseq import subject as fairseq_subject
 
-            about |= {"min_length": 2, "max_length": None, "length": args.length, "text": None}
+            about |= {"min_length": 2, "max_length": None, "length": args.block_length, "text": None}
             subject = fairseq_subject.load(args.checkpoint, data=data, subset="valid", **about)
         from fairseq_lowrank.tools.measuring import measurement
 

@@ -116,11 +116,20 @@ def changes_of(args) -> dict[str, int | str]:
 
 
 def samples_of(args) -> tuple:
-    """Return the model of the old checkpoint, its task, and the chosen sequences of the data."""
-    from fairseq_lowrank.tools.fairseq import checkpoints
+    """Return the model of the old checkpoint, its task, and the chosen sequences of the data.
+
+    Raises:
+        UserError: the model predicts no words, which are what is compared.
+    """
+    from fairseq_lowrank.tools.fairseq import checkpoints, subject
 
     model, task = checkpoints.load_model(args.checkpoint, data=args.data, tokens_per_sample=args.length)
-    return model, task, spectrum.sequences(args, task)
+    samples = spectrum.sequences(args, model, task)
+    if subject.head_of(model, task) is not None:
+        reason = f"the difference is that of words, and {args.checkpoint} predicts labels or numbers"
+        raise FlagError("--data", args.data, reason, "Remove the flag.")
+    subject.scoring(model, samples[0], task)
+    return model, task, samples
 
 
 def error_text(args, first, task, samples: list[dict]) -> str:

@@ -91,7 +91,7 @@ def mean_mixing(args) -> dict:
 
     model, task = checkpoints.load_model(args.checkpoint, data=args.data, tokens_per_sample=args.length)
     with torch.no_grad(), checkpoints.mean_mixing(model) as means:
-        for sample in tracked(spectrum.sequences(args, task), "mean M_t", "sequences"):
+        for sample in tracked(spectrum.sequences(args, model, task), "mean M_t", "sequences"):
             model(**sample["net_input"])
     return means
 

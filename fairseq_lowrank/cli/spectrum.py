@@ -166,12 +166,14 @@ def _count_equal(places: Iterable[tuple[str, ...]]) -> int:
     return sum(1 for _ in takewhile(lambda names: len(set(names)) == 1, places))
 
 
-def sequences(args, task) -> list[dict]:
-    """Return the samples that the arguments of :func:`add_data_arguments` choose."""
+def sequences(args, model, task) -> list[dict]:
+    """Return the samples that the arguments of :func:`add_data_arguments` choose, for a model that can read them."""
     from fairseq_lowrank.tools.fairseq import checkpoints
 
     lengths = {"min_length": args.min_length, "max_length": args.max_length}
-    return checkpoints.sequences(task, args.subset, count=args.sequences, seed=args.seed, **lengths)
+    samples = checkpoints.sequences(task, args.subset, count=args.sequences, seed=args.seed, **lengths)
+    checkpoints.check_inputs(model, samples[0])
+    return samples
 
 
 def measure(path: Path, label: str, args) -> list[dict]:
@@ -203,7 +205,7 @@ def measure(path: Path, label: str, args) -> list[dict]:
             place = spectra.setdefault(name, spectrum.Spectra())
             place.add(layer.site, layer.layer, layer.module.head_dim, heads, bound if name == label else None)
 
-    chosen = sequences(args, task)
+    chosen = sequences(args, model, task)
     before: Any = spectrum.before_mixing(model) if args.rank_bound else contextlib.nullcontext({})
     # the hooks of `before` run first, because they are registered first
     with torch.no_grad(), before as unmixed, checkpoints.attention_weights(model, receive):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 import re
 import struct
@@ -12,12 +13,14 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator
 from copy import copy, deepcopy
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from fairseq import checkpoint_utils, tasks
-from fairseq.data import Dictionary
+from fairseq.data import Dictionary, RoundRobinZipDatasets
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY, FairseqEncoderModel
 from fairseq.modules import LearnedPositionalEmbedding
 from torch import Tensor, nn
 
@@ -62,8 +65,8 @@ def load_model(path: Path, *, data: Path | None = None, tokens_per_sample: int |
         tokens_per_sample: block length of a language model's data, by default the model's.
 
     Raises:
-        UserError: the file is not a checkpoint, a parameter is not finite, the data is missing or has another vocabulary, or
-            blocks are longer than the model's tables of positions.
+        UserError: the file is not a checkpoint, a parameter is not finite, the data is missing or has another vocabulary, the
+            task reads no blocks, or they are longer than a table of the model's positions.
     """
     # A training may pad sequences to a multiple of a length. A single sequence then has no padding.
     overrides = {"required_seq_len_multiple": 1} | ({} if data is None else {"data": str(data)})
@@ -74,9 +77,11 @@ def load_model(path: Path, *, data: Path | None = None, tokens_per_sample: int |
         raise FlagError("--data", folder, f"the data folder of {path} does not exist", "Give another one with --data.")
     args = state.get("args")
     of_task = deepcopy((state["cfg"] if args is None else convert_namespace_to_omegaconf(args)).task)
-    block = tokens_per_sample if hasattr(of_task, "tokens_per_sample") else None
-    if block is not None:  # of the task alone: models make tables of this length
-        of_task.tokens_per_sample = block
+    if tokens_per_sample is not None:  # of the task alone: models make tables of this length
+        if not hasattr(of_task, "tokens_per_sample"):
+            reason = f"{path} reads sequences of the data as they are, not blocks"
+            raise FlagError("--length", tokens_per_sample, reason, "Remove the flag.")
+        of_task.tokens_per_sample = tokens_per_sample
     with reading_data(folder):
         task = tasks.setup_task(of_task, from_checkpoint=True)
     try:
@@ -91,8 +96,8 @@ def load_model(path: Path, *, data: Path | None = None, tokens_per_sample: int |
     # buffers may be: fairseq leaves some of them as memory was
     if diverged := [name for name, weights in models[0].named_parameters() if not weights.isfinite().all()]:
         raise UserError(f"{path}: {diverged[0]} has an infinity or NaN. Give one from before the training diverged.")
-    if block is not None and block > (limit := longest_block(models[0])):
-        raise FlagError("--length", block, f"{path} reads at most {limit} tokens", "Give a smaller number.")
+    if tokens_per_sample is not None and tokens_per_sample > (limit := longest_block(models[0])):
+        raise FlagError("--length", tokens_per_sample, f"{path} reads at most {limit} tokens", "Give a smaller number.")
     return models[0].eval(), task
 
 
@@ -184,7 +189,7 @@ def sequences(task, subset: str, *, count: int, seed: int, min_length: int, max_
     Each sample is one sequence, so the attention matrices contain no padding.
 
     Raises:
-        UserError: the subset is missing or has no such sequence.
+        UserError: the subset is missing or has no such sequence, or the task reads several data sets at once.
     """
     samples: list[dict] = []
     with reading_data((task.cfg or task.args).data):
@@ -194,6 +199,11 @@ def sequences(task, subset: str, *, count: int, seed: int, min_length: int, max_
             reason = f"the data has no such subset ({error})"
             raise FlagError("--subset", subset, reason, "Choose another one.") from error
         dataset = task.dataset(subset)
+        if isinstance(dataset, RoundRobinZipDatasets):
+            raise UserError(
+                f"{type(task).__name__} reads several data sets at once ({', '.join(dataset.datasets)}), so a sample is not one "
+                "sequence. Use a model of another task."
+            )
         for index in torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed)).tolist():
             size = dataset.size(index)
             lengths = size if isinstance(size, (tuple, list)) else (size,)
@@ -206,6 +216,39 @@ def sequences(task, subset: str, *, count: int, seed: int, min_length: int, max_
             f"no sequence of {subset!r} has a length of {min_length} to {max_length or 'any'} tokens. Change the limits of lengths."
         )
     return samples
+
+
+def check_inputs(model: nn.Module, sample: dict) -> None:
+    """Check that a sample holds all that a model reads.
+
+    Raises:
+        UserError: it does not, such as for models that edit a whole translation.
+    """
+    try:
+        inspect.signature(model.forward).bind(**sample["net_input"])
+    except (KeyError, TypeError) as error:
+        raise UserError(
+            f"{type(model).__name__} reads other inputs than a sample of its data has ({error}). Use an encoder or an "
+            "autoregressive model."
+        ) from error
+
+
+def log_probabilities(model: Any, sample: dict, *, of_target: bool = False) -> Tensor:
+    """Return the log-probabilities ``[B, T, V]`` of words that a model computes on a sample.
+
+    Args:
+        of_target: those of the sample's target are enough, which saves an adaptive softmax the others.
+    """
+    output = model(**sample["net_input"])
+    if isinstance(model, FairseqEncoderModel):
+        return F.log_softmax(output[0].float(), dim=-1)
+    about = {"sample": sample} if of_target else {}
+    return model.get_normalized_probs(output, log_probs=True, **about)
+
+
+def target_of(sample: dict) -> str | None:
+    """Return the name of the target in a sample, or None."""
+    return next((name for name in ("target", "lm_target") if name in sample), None)
 
 
 def _in_this_thread(hook: Callable) -> Callable:

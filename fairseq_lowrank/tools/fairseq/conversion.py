@@ -21,7 +21,7 @@ from fairseq_lowrank.plugin.flags import AttentionOptions, learning_parts
 from fairseq_lowrank.progress import tracked
 from fairseq_lowrank.tools.axes import axes_of
 from fairseq_lowrank.tools.fairseq.architecture import attention_layers, build_model, our_arguments
-from fairseq_lowrank.tools.fairseq.checkpoints import model_arguments, vocab_size
+from fairseq_lowrank.tools.fairseq.checkpoints import log_probabilities, model_arguments, target_of, vocab_size
 from fairseq_lowrank.tools.rewriting import expanded, full_rank, layer_with, reduced, relative_errors
 
 OF_ALL_AXES = ("attention", "attention_sites", "mixing_lr_scale", "no_attention_bias")
@@ -48,7 +48,9 @@ def convert(state: dict, **flags: int | str | None) -> tuple[dict, list[str]]:
             "--arch", arch, "its attention cannot be chosen", "See the list of fairseq-lowrank architectures."
         )
     if size is None:
-        raise UserError(f"the checkpoint of {arch} has no word embeddings. Use a translation or language model.")
+        raise UserError(
+            f"the checkpoint of {arch} has no word embeddings of one encoder or decoder. Use a translation or language model."
+        )
     given = {name: value for name, value in flags.items() if value is not None}
     set_flags(new, given)
     before, after = AttentionOptions.from_args(old), AttentionOptions.from_args(new)
@@ -249,12 +251,9 @@ def output_error(first, second, samples: list[dict], pad: int) -> dict[str, floa
     totals, largest = torch.zeros(4, dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     for sample in tracked(samples, "comparing outputs", "sequences"):
         with torch.no_grad():
-            before, after = (
-                model.get_normalized_probs(model(**sample["net_input"]), log_probs=True).double() / math.log(2)
-                for model in (first, second)
-            )
+            before, after = (log_probabilities(model, sample).double() / math.log(2) for model in (first, second))
         largest = torch.maximum(largest, (after - before).abs().max())
-        target = sample["target"].view(before.shape[:-1])
+        target = sample[target_of(sample)].view(before.shape[:-1])
         said = target != pad
         old, new = (each.gather(-1, target[..., None])[..., 0][said] for each in (before, after))
         totals += torch.stack((-old.sum(), -new.sum(), (new - old).abs().sum(), said.sum().double()))

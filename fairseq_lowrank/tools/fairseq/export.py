@@ -20,6 +20,7 @@ from fairseq_lowrank.attention import AXES, AttentionConfig, AttentionSpec, Mult
 from fairseq_lowrank.files import LINE_BREAK, read_lines
 from fairseq_lowrank.messages import FlagError, UserError
 from fairseq_lowrank.parts import METHODS
+from fairseq_lowrank.plugin.embedding import ConvolvedEmbedding
 from fairseq_lowrank.raw_text import MODEL, RawText, TextSettings
 from fairseq_lowrank.tools.exported import Exported, Hypothesis, scored
 from fairseq_lowrank.tools.fairseq import checkpoints
@@ -228,6 +229,8 @@ def check_model(model: Any, args: Any) -> None:
         )
     if getattr(decoder, "cross_self_attention", False):
         raise UserError("--cross-self-attention: no export has it. Train the model without it to export it.")
+    if isinstance(getattr(decoder, "project_in_dim", None), ConvolvedEmbedding):
+        raise UserError("--embed-kernel: no export has it. Train the model without it to export it.")
     if args.activation_fn not in ACTIVATIONS:
         raise FlagError(
             "--activation-fn", args.activation_fn, "no export has it", f"Use one of {', '.join(ACTIVATIONS)}."

@@ -12,10 +12,8 @@ from typing import Any
 
 import fairseq.modules
 import torch
-import torch.nn.functional as F
 from fairseq.binarizer import FileBinarizer, VocabularyDatasetBinarizer
 from fairseq.data import data_utils
-from fairseq.models import FairseqEncoderModel
 from fairseq.models.nat import FairseqNATModel
 from torch import Tensor, nn
 
@@ -63,9 +61,14 @@ def load(
             state = checkpoints.load_state(path)
             own = data or first_folder(str(checkpoints.configuration(state, "task", "data")))
             data, subset = binarise(own, text, target, Path(folder)), TEXT
-        model, task = checkpoints.load_model(path, data=data, tokens_per_sample=length)
-        lengths = {"min_length": min_length, "max_length": max_length}
-        samples = checkpoints.sequences(task, subset, count=count or MOST, seed=seed, **lengths)
+        try:
+            model, task = checkpoints.load_model(path, data=data, tokens_per_sample=length)
+            lengths = {"min_length": min_length, "max_length": max_length}
+            samples = checkpoints.sequences(task, subset, count=count or MOST, seed=seed, **lengths)
+        except FlagError as error:
+            if text is not None and str(error.value) == str(data):  # the temporary folder
+                raise _needs_more_than(text, f"the model's task needs other files too ({error.reason})") from error
+            raise
         if count is None:
             sizes = [module.head_dim for *_, module in attention_layers(model)]
             tokens, least = max(tokens, tokens_for(max(sizes, default=1))), LEAST * tokens // TOKENS
@@ -94,12 +97,19 @@ def binarise(data: Path, text: Path, target: Path | None, folder: Path) -> Path:
         raise FlagError("--target", target, f"has another number of lines than {text}", "Give a line for each line.")
     for language, file in files.items():
         ending = f".{language}" if language else ""
-        dictionary = checkpoints.read_dictionary(data / f"dict{ending}.txt")
+        names = data / f"dict{ending}.txt"
+        if not names.is_file():
+            raise _needs_more_than(text, f"{names} does not exist")
+        dictionary = checkpoints.read_dictionary(names)
         pair = f".{source}-{other}{ending}" if language else ""
         binarizer = VocabularyDatasetBinarizer(dictionary)
         prefix = str(folder / f"{TEXT}{pair}")
         FileBinarizer.multiprocess_dataset(str(file), "mmap", binarizer, prefix, vocab_size=len(dictionary))
     return folder
+
+
+def _needs_more_than(text: Path, reason: str) -> FlagError:
+    return FlagError("--text", text, reason, "Measure on binarised data: remove the flag.")
 
 
 def subject_of(model: nn.Module, samples: list[dict], task: Any) -> LayerSubject:
@@ -120,12 +130,12 @@ def subject_of(model: nn.Module, samples: list[dict], task: Any) -> LayerSubject
         raise UserError(f"{name} has no attention with queries and keys. Use a model with attention.")
     tokens = sum(sample["ntokens"] for sample in samples) / len(samples)
     if score is None:
-        return ClassifierSubject(name, layers, samples, functools.partial(_decide, model, _head(model, task)), tokens)
+        return ClassifierSubject(name, layers, samples, functools.partial(_decide, model, head_of(model, task)), tokens)
     return LayerSubject(name, layers, samples, score, BITS, tokens)
 
 
-def _head(model: nn.Module, task: Any) -> str | None:
-    """Return the name of a classifier's head, or None."""
+def head_of(model: nn.Module, task: Any) -> str | None:
+    """Return the name of the head that predicts labels or numbers, or None."""
     head = getattr(task.cfg, "classification_head_name", None)
     return head if head is not None and head in getattr(model, "classification_heads", {}) else None
 
@@ -147,26 +157,25 @@ def scoring(model: nn.Module, sample: dict, task: Any) -> Callable[[dict], tuple
         raise UserError(
             f"{name} writes all words at once, so it has no loss of each word. Use an autoregressive model."
         )
-    target = next((key for key in ("target", "lm_target") if key in sample), None)
+    target = checkpoints.target_of(sample)
     if target is None or not torch.is_tensor(sample[target]) or "net_input" not in sample:
         raise UserError(f"{name}: its data has no words or labels to compare with. Use data with a target.")
-    if _head(model, task) is not None:
+    if head_of(model, task) is not None:
         if getattr(task.cfg, "regression_target", False):
             raise UserError(f"{name} predicts numbers, not labels, so it makes no decisions. Use a classifier.")
         return None
-    if sample[target].is_floating_point() or sample[target].dim() != 2:
+    inputs = sample["net_input"]
+    read = inputs.get("prev_output_tokens", inputs.get("src_tokens"))
+    if sample[target].is_floating_point() or read is None or sample[target].shape != read.shape:
         raise UserError(
             f"{name}: its task ({type(task).__name__}) has no words as targets. Use a model that predicts words."
         )
     padding = task.target_dictionary.pad() if task.target_dictionary is not None else task.source_dictionary.pad()
 
     def bits(sample: dict) -> tuple[float, float]:
-        output, right = model(**sample["net_input"]), sample[target]
+        right = sample[target]
         chosen = right.ne(padding)
-        if isinstance(model, FairseqEncoderModel):
-            logs = F.log_softmax(output[0].float(), dim=-1)
-        else:
-            logs = model.get_normalized_probs(output, log_probs=True, sample=sample)
+        logs = checkpoints.log_probabilities(model, sample, of_target=True)
         nats = -logs[chosen].gather(-1, right[chosen][:, None]).double().sum().item()
         return nats / math.log(2), float(chosen.sum())
 

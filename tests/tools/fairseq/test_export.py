@@ -224,6 +224,11 @@ def test_export_refuses_what_it_would_lose(name, checkpoint, tmp_path, capsys):
     assert not list(tmp_path.glob("out*"))
 
 
+def test_export_refuses_embeddings_by_convolution(checkpoint):
+    with pytest.raises(UserError, match="--embed-kernel"):
+        FairseqModel(checkpoint("mixhead-b", embed_rank=8, embed_kernel=2))
+
+
 def test_card_names_what_was_chosen_without_a_preset(checkpoint):
     path = checkpoint(head_mixing="static", attention_sites="encoder")
     card = FairseqModel(path).exported().card

@@ -28,7 +28,7 @@ def read_lengths(folder: Path, subset: str) -> dict[str, numpy.ndarray]:
         except DATA_ERRORS as error:
             raise UserError(f"{folder / prefix}.idx is damaged or cut short. Run fairseq-preprocess again.") from error
         if data is None:
-            raise FlagError("--data", folder, f"has no {prefix}.idx", "Give a folder that fairseq-preprocess wrote.")
+            raise FlagError("--data", folder, f"has no {prefix}.idx", "Add --length N, or give other data.")
         found[name] = numpy.array(data.sizes)  # a copy: the file's memory goes with the data set
     return found
 
