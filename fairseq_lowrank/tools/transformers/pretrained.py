@@ -66,8 +66,11 @@ def load(folder: Path, *, weights: bool = True) -> PreTrainedModel:
     with reading(folder):
         config = AutoConfig.from_pretrained(**source)
     if isinstance(config, LowrankConfig):
-        reason = "it is an exported model, whose attention is not that of transformers"
-        raise FlagError("--transformers", folder, reason, "Give the checkpoint of fairseq from which it was exported.")
+        remedy = (
+            "Give the checkpoint of fairseq from which it was exported. If apply_attention changed the model since, inspect reads "
+            "the folder that save_attention writes."
+        )
+        raise FlagError("--transformers", folder, "it is an exported model, which this command does not read", remedy)
     with reading(folder):
         classes = (getattr(transformers, name, None) for name in config.architectures or ())
         kind: Any = next(filter(None, classes), AutoModelForCausalLM if is_gguf(folder) else AutoModel)
