@@ -19,6 +19,7 @@ from fairseq.modules.fairseq_dropout import FairseqDropout
 from fairseq.modules.quant_noise import quant_noise
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf, open_dict
+from torch import nn
 
 from fairseq_lowrank.attention import AXES, PRESETS, AttentionConfig, AttentionSpec
 from fairseq_lowrank.messages import IMPORT_PLUGIN, UserError, did_you_mean, flag_name
@@ -376,6 +377,15 @@ class AttentionOptions:
                         f"--cross-self-attention does not work with {flag_name(AXES[axis].flag)} {getattr(spec, axis)}: encoder "
                         "states have no position among the keys. Remove one of the two, or add --attention-sites encoder."
                     )
+
+        def add_noise(projection: nn.Linear) -> nn.Module:
+            if q_noise and projection.in_features % qn_block_size:
+                raise ValueError(
+                    f"--quant-noise-pq-block-size {qn_block_size} does not divide {projection.in_features}, the input size of a "
+                    "projection. Use a divisor of this size."
+                )
+            return quant_noise(projection, q_noise, qn_block_size)
+
         try:
             layer = FairseqAttention(
                 AttentionConfig(
@@ -387,7 +397,7 @@ class AttentionOptions:
                     **sizes,
                 ),
                 dropout=FairseqDropout(dropout, module_name="MultiheadAttention"),
-                wrap_projection=lambda projection: quant_noise(projection, q_noise, qn_block_size),
+                wrap_projection=add_noise,
             )
         except ValueError as error:
             raise UserError(f"{site} attention: {error}") from error

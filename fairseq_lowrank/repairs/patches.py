@@ -314,15 +314,20 @@ PATCHES: tuple[Patch, ...] = (
     *group(
         "fix",
         "beam-size",
-        dict.fromkeys(
-            (
-                "fairseq.sequence_generator.SequenceGenerator.generate",
-                "fairseq.sequence_generator.SequenceGeneratorWithAlignment.generate",
-            ),
-            stack.search_with_its_own_beam,
-        ),
-        "After a search with five hypotheses, a search with one uses the keys of each fifth sentence for five sentences.",
-        "fairseq sets the beam size at each search",
+        {
+            "fairseq.sequence_generator.EnsembleModel.set_decoder_beam_size": stack.set_no_beam_size,
+            "fairseq.sequence_generator.SequenceGenerator.generate": stack.search_with_its_own_beam,
+            "fairseq.sequence_generator.SequenceGeneratorWithAlignment.generate": stack.search_with_its_own_beam,
+        },
+        "After a search with five hypotheses is built, a BART reads one source for five sentences, also in a training (--eval-bleu), or fails.",
+        "fairseq uses the beam size during a search alone",
+    ),
+    *group(
+        "fix",
+        "scalar-noise",
+        {"fairseq.modules.quantization.scalar.ops.emulate_int8_histogram": stack.quantise_on_any_device},
+        "Models with --quant-noise-scalar neither train nor compute without a GPU.",
+        "fairseq finds the scale on the device of the tensor",
     ),
     *group(
         "fix",

@@ -20,6 +20,8 @@ import torch
 from fairseq import utils
 from fairseq.data.iterators import BackgroundConsumer
 
+from fairseq_lowrank.repairs.search import log_once
+
 logger = logging.getLogger(__name__)
 
 
@@ -90,20 +92,55 @@ def replace_by_target(replace: Callable) -> Callable:
     return replace_unk
 
 
-# fairseq sets a model's beam size when a search is built, and only if it is above 1. So a search with one hypothesis after
-# one with five (BART's sample after translate) would use the encoder's keys of each fifth sentence for five sentences.
+# fairseq sets the beam size of a BART when a search is built, and keeps it. Then cross-attention uses the keys of one sentence for
+# as many sentences: in a later search with one hypothesis, and in a training with --eval-bleu, which builds its search first.
+def set_no_beam_size(set_beam_size: Callable) -> Callable:
+    """Wrap ``set_decoder_beam_size``, which the constructor of a search calls: leave the models as they are."""
+
+    @functools.wraps(set_beam_size)
+    def set_decoder_beam_size(self, beam_size):
+        if beam_size > 1 and any(model.training and hasattr(model, "set_beam_size") for model in self.models):
+            log_once(
+                "--eval-bleu: each sentence trains with its own source; stock fairseq would take that of another one, or fail"
+            )
+
+    return set_decoder_beam_size
+
+
 def search_with_its_own_beam(generate: Callable) -> Callable:
-    """Wrap ``generate`` of a search: set the model's beam size first."""
+    """Wrap ``generate`` of a search: its models have its beam size during the search alone."""
 
     @functools.wraps(generate)
     def generate_told(self, models, sample, **kwargs):
-        for model in models or self.model.models:  # online back-translation gives none
-            repeated = self.beam_size > 1 or any(getattr(module, "beam_size", 1) > 1 for module in model.modules())
-            if repeated and hasattr(model, "set_beam_size"):
-                model.set_beam_size(self.beam_size)
-        return generate(self, models, sample, **kwargs)
+        models_of_search = models or self.model.models  # online back-translation gives none
+        beamable = [model for model in models_of_search if self.beam_size > 1 and hasattr(model, "set_beam_size")]
+        for model in beamable:
+            model.set_beam_size(self.beam_size)
+        try:
+            return generate(self, models, sample, **kwargs)
+        finally:
+            for model in beamable:
+                model.set_beam_size(1)
+                # BART's encoder has got a method that repeats no states for hypotheses
+                vars(getattr(model, "encoder", model)).pop("reorder_encoder_out", None)
 
     return generate_told
+
+
+def quantise_on_any_device(emulate: Callable) -> Callable:
+    """Wrap ``emulate_int8_histogram``: the scale of 8 bits is found on the device of the tensor, not on a GPU."""
+
+    @functools.wraps(emulate)
+    def emulate_int8_histogram(w, scale=None, zero_point=None, bits=8):
+        if scale is None:
+            from torch.ao.quantization.observer import HistogramObserver
+
+            observer = HistogramObserver().to(w.device)
+            observer(w.float())
+            scale, zero_point = (number.to(w) for number in observer.calculate_qparams())
+        return emulate(w, scale, zero_point, bits)
+
+    return emulate_int8_histogram
 
 
 ON_CPU = "legacy_ddp", "no_c10d"

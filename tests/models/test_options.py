@@ -65,6 +65,7 @@ def test_help_shows_every_flag(capsys):
         ("--attention-sites encoder,deocder", "--attention-sites 'encoder,deocder': expected a comma-separated list"),
         ("--attention-sites ,", "--attention-sites ',': expected a comma-separated list"),
         ("--mixing-lr-scale -1", "--mixing-lr-scale -1: expected a number >= 0"),
+        ("--value-dim 5 --quant-noise-pq 0.1", "encoder attention: --quant-noise-pq-block-size 8 does not divide 20,"),
     ],
 )
 def test_a_wrong_value_is_refused_in_one_line_before_data_is_read(capsys, flags, message):

@@ -63,6 +63,27 @@ def test_a_search_finds_the_same_whatever_beam_the_model_had_before(flags):
         assert scores(searches[beam], model) == alone[beam]
 
 
+@pytest.mark.parametrize("flags", [(), ("--attention", "mha")], ids=["stock", "ours"])
+def test_a_bart_reads_the_source_of_each_sentence_after_a_search(flags):
+    [family] = [family for family in FAMILIES if family.arch == "bart_base"]
+    model = shake(family.build(*flags))
+    expected = family.output(model)
+    search = SequenceGenerator([model], DICTIONARY, beam_size=3, max_len_a=0, max_len_b=6)
+    assert family.output(model).equal(expected)  # of three sentences
+    rows = sentences(DICTIONARY, 5, 2, 4, left_pad=True)
+    search.generate([model], {"net_input": {"src_tokens": rows, "src_lengths": rows.ne(DICTIONARY.pad()).sum(1)}})
+    assert family.output(model).equal(expected)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_scalar_noise_needs_no_gpu(arch):
+    task = make_task()
+    source = sentences(task.source_dictionary, 5, 2, 4, left_pad=True)
+    model = build(arch, *SIZES, "--quant-noise-scalar", 0.5, task=task)
+    noisy, whole = (model.train(training)(source, None, source)[0] for training in (True, False))
+    assert noisy.isfinite().all() and whole.isfinite().all() and not noisy.equal(whole)
+
+
 def test_loaders_say_nothing_of_pinned_memory():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
