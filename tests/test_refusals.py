@@ -91,6 +91,8 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("--finetune-from-model flipped-mixhead.pt", "flipped-mixhead.pt"),
         ("--adaptive-softmax-cutoff 5,10", "Use --criterion adaptive_loss"),
         ("--adaptive-softmax-cutoff 5,10 --criterion label_smoothed_cross_entropy", "Use --criterion adaptive_loss"),
+        ("--criterion adaptive_loss", "Add --adaptive-softmax-cutoff"),
+        ("--criterion adaptive_loss --adaptive-softmax-cutoff 5,10", "Use --ddp-backend legacy_ddp"),
         ("--dataset-impl fasta", "--dataset-impl fasta"),
         ("--fp16", "--fp16: needs a GPU"),
         ("--fp16 --memory-efficient-fp16", "--memory-efficient-fp16: needs a GPU"),

@@ -34,7 +34,7 @@ def build_attention(
     device: torch.device | str | int | None = None,
     dtype: torch.dtype | None = None,
     backend: str = "auto",
-    wrap_projection: Callable[[nn.Module], nn.Module] | None = None,
+    wrap_projection: Callable[[nn.Linear], nn.Module] | None = None,
     **axes: Value,
 ) -> MultiheadAttention:
     """Return the attention layer of a method; axes override the choices of the method.

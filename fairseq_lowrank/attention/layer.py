@@ -98,7 +98,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         config: AttentionConfig,
         *,
         dropout: float | nn.Module = 0.0,
-        wrap_projection: Callable[[nn.Module], nn.Module] | None = None,
+        wrap_projection: Callable[[nn.Linear], nn.Module] | None = None,
     ) -> None:
         super().__init__()
         self.projection = config.build_projection()

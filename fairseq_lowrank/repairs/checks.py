@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from fairseq import utils
 from fairseq.criterions import CRITERION_REGISTRY
+from fairseq.criterions.adaptive_loss import AdaptiveLoss
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
 from fairseq.data import data_utils
@@ -27,6 +28,9 @@ from fairseq_lowrank.repairs.programs import EVALUATING, Program, program_of
 from fairseq_lowrank.subwords import kind_of_dictionary
 
 logger = logging.getLogger(__name__)
+
+PYTORCH_DDP = "pytorch_ddp", "c10d"
+"""The values of --ddp-backend that stand for PyTorch's own workers, two names of one."""
 
 
 def check_precision(args: argparse.Namespace) -> None:
@@ -136,15 +140,27 @@ def warn_of_bleu_of_subwords(args: argparse.Namespace) -> None:
 
 
 def check_criterion_of_adaptive_softmax(args: argparse.Namespace) -> None:
-    """Refuse a training by cross entropy of an adaptive softmax, which has no gradient in fairseq."""
+    """Refuse a training of an adaptive softmax by cross entropy, which has no gradient in fairseq, and adaptive_loss without one."""
     criterion = CRITERION_REGISTRY.get(getattr(args, "criterion", None), object)
-    usual = CrossEntropyCriterion, LabelSmoothedCrossEntropyCriterion
-    if program_of(args) is not Program.TRAIN or not issubclass(criterion, usual):
+    usual, adaptive = (CrossEntropyCriterion, LabelSmoothedCrossEntropyCriterion), issubclass(criterion, AdaptiveLoss)
+    if program_of(args) is not Program.TRAIN or not (adaptive or issubclass(criterion, usual)):
         return
-    if (cutoff := getattr(args, "adaptive_softmax_cutoff", None)) and utils.eval_str_list(cutoff, type=int):
+    cutoff = getattr(args, "adaptive_softmax_cutoff", None)
+    has_softmax = bool(cutoff and utils.eval_str_list(cutoff, type=int))
+    if has_softmax and not adaptive:
         raise UserError(
             f"--criterion {args.criterion}: does not train an adaptive softmax (--adaptive-softmax-cutoff, or the default of "
-            f"--arch {args.arch}). Use --criterion adaptive_loss."
+            f"--arch {args.arch}). Use --criterion adaptive_loss, with --ddp-backend legacy_ddp."
+        )
+    if adaptive and not has_softmax and hasattr(args, "adaptive_softmax_cutoff"):
+        raise UserError(
+            f"--criterion {args.criterion}: trains an adaptive softmax alone. Add --adaptive-softmax-cutoff, or use --criterion "
+            "cross_entropy."
+        )
+    if adaptive and args.ddp_backend in PYTORCH_DDP:
+        raise UserError(
+            f"--criterion {args.criterion}: does not work with --ddp-backend {args.ddp_backend}, fairseq's default, also with one "
+            "worker. Use --ddp-backend legacy_ddp."
         )
 
 

@@ -124,7 +124,8 @@ def test_base_layers_get_the_outputs_at_padding_that_fairseq_computes(monkeypatc
     source, target = torch.tensor([[5, 6, 7, 2], [8, 9, 2, 1]]), torch.tensor([[2, 5, 6, 7], [2, 8, 1, 1]])
     stock, ours = (task.build_model(arguments(*flags, *more)).eval() for more in ([], ["--attention", "mha"]))
     ours.load_state_dict(shake(stock).state_dict())
-    found = [model(source, None, target)[1]["inner_states"][-1] for model in (stock, ours)]
+    with torch.no_grad():
+        found = [model(source, None, target)[1]["inner_states"][-1] for model in (stock, ours)]
     torch.testing.assert_close(found[1], found[0], atol=1e-5, rtol=1e-4)
 
 
