@@ -321,9 +321,12 @@ def end_epoch_of_checkpoint(load: Callable) -> Callable:
     def load_checkpoint(self, filename, reset_optimizer=False, reset_lr_scheduler=False, *args, **kwargs):
         extra_state = load(self, filename, reset_optimizer, reset_lr_scheduler, *args, **kwargs)
         position = (extra_state or {}).get("train_iterator")
-        ended = position is not None and not position.get("iterations_in_epoch", 0)
-        continues = ended and not (reset_optimizer or reset_lr_scheduler)
-        if continues and isinstance(self.lr_scheduler, ReduceLROnPlateauLRSchedule):
+        if (
+            position
+            and not position.get("iterations_in_epoch", 0)
+            and not (reset_optimizer or reset_lr_scheduler)
+            and isinstance(self.lr_scheduler, ReduceLROnPlateauLRSchedule)
+        ):
             self.lr_step(position["epoch"] - 1, extra_state.get("val_loss"))
         return extra_state
 
