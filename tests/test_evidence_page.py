@@ -95,6 +95,7 @@ def test_outcomes_of_the_language_models_follow_from_their_rows():
         "L12": [("h32-score-mixing-6000", "h4-mha-6000")],
         "L13": [("h32-score-mixing", "h4-mha-6000")],
         "L19": [("h32-mha-3e-3", "h4-mha-6e-3")],
+        "L21": [("h32-score-mixing-6000", "h32-mha-9600")],
     }
     found = {name: text for name, text in outcomes("language-model").items() if not text.startswith("not run")}
     assert found.keys() == {*differences, "L7", "L8", "L9", "L10", "L14", "L15", "L16", "L17", "L18", "L20"}
