@@ -67,7 +67,7 @@ def load(
             samples = checkpoints.sequences(task, subset, count=count or MOST, seed=seed, **lengths)
         except FlagError as error:
             if text is not None and str(error.value) == str(data):  # the temporary folder
-                raise _needs_more_than(text, f"the model's task needs other files too ({error.reason})") from error
+                raise _needs_more_than(text, f"with a text alone {error.reason}") from error
             raise
         if count is None:
             sizes = [module.head_dim for *_, module in attention_layers(model)]
