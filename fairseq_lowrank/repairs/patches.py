@@ -324,6 +324,19 @@ PATCHES: tuple[Patch, ...] = (
     ),
     *group(
         "fix",
+        "masked-dictionaries",
+        dict.fromkeys(
+            (
+                "fairseq.data.legacy.masked_lm_dictionary.MaskedLMDictionary.__init__",
+                "fairseq.data.legacy.masked_lm_dictionary.BertDictionary.__init__",
+            ),
+            stack.take_special_symbols,
+        ),
+        "No dictionary of the tasks cross_lingual_lm, legacy_masked_lm and translation_from_pretrained_xlm can be loaded.",
+        "these dictionaries take the arguments that Dictionary.load passes",
+    ),
+    *group(
+        "fix",
         "scalar-noise",
         {"fairseq.modules.quantization.scalar.ops.emulate_int8_histogram": stack.quantise_on_any_device},
         "Models with --quant-noise-scalar neither train nor compute without a GPU.",

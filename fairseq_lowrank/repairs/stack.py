@@ -127,6 +127,16 @@ def search_with_its_own_beam(generate: Callable) -> Callable:
     return generate_told
 
 
+def take_special_symbols(init: Callable) -> Callable:
+    """Wrap ``__init__`` of a dictionary with a mask: accept the argument that ``Dictionary.load`` passes, with its only value."""
+
+    @functools.wraps(init)
+    def __init__(self, *args, add_special_symbols=True, **kwargs):
+        init(self, *args, **kwargs)
+
+    return __init__
+
+
 def quantise_on_any_device(emulate: Callable) -> Callable:
     """Wrap ``emulate_int8_histogram``: the scale of 8 bits is found on the device of the tensor, not on a GPU."""
 

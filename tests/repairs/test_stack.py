@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("fairseq")
 
 from fairseq import options, utils
+from fairseq.data.legacy import BertDictionary, MaskedLMDictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.sequence_generator import SequenceGenerator
 from families import DICTIONARY, FAMILIES
@@ -82,6 +83,13 @@ def test_scalar_noise_needs_no_gpu(arch):
     model = build(arch, *SIZES, "--quant-noise-scalar", 0.5, task=task)
     noisy, whole = (model.train(training)(source, None, source)[0] for training in (True, False))
     assert noisy.isfinite().all() and whole.isfinite().all() and not noisy.equal(whole)
+
+
+@pytest.mark.parametrize("kind", [MaskedLMDictionary, BertDictionary])
+def test_a_dictionary_with_a_mask_is_loaded(kind, tmp_path):
+    (tmp_path / "dict.txt").write_text("word 3\n")
+    loaded = kind.load(str(tmp_path / "dict.txt"))
+    assert loaded.symbols == [*kind().symbols, "word"] and loaded.mask() == loaded.index("<mask>")
 
 
 def test_loaders_say_nothing_of_pinned_memory():
