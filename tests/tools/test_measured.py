@@ -8,6 +8,8 @@ from statistics import fmean
 
 import pytest
 
+from experiments.evidence import published_models
+from experiments.evidence.measure import read
 from fairseq_lowrank.tools.advice import measured
 from fairseq_lowrank.tools.advice.measured import HEAD_EMBEDDINGS, MEASURED, TIMES
 from fairseq_lowrank.tools.measuring.verdict import TOLERANCE
@@ -157,11 +159,11 @@ def test_head_embeddings_end_behind_as_recorded():
 
 
 def test_needs_of_published_models_are_those_of_the_records():
-    lines = [json.loads(line) for line in (RESULTS / "evidence-published-models.jsonl").read_text().splitlines()]
-    for model in ("all-MiniLM-L6-v2", "SmolLM2-135M-Instruct", "gemma-3-270m"):
-        setting = "quick256x512" if model == "all-MiniLM-L6-v2" else "quick16x512"  # the longest rows of each
-        row = (model, setting, TOLERANCE)
-        rows = [line for line in lines if (line["model"], line["setting"], line["tolerance"]) == row]
-        assert {line["text"] for line in rows} == {"wikitext-2", "film-reviews"}
+    lines = published_models.longest(read(RESULTS / "evidence-published-models.jsonl"))
+    for model in published_models.MODELS:
+        rows = published_models.of(lines, model)
+        assert {(line["text"], line["tolerance"]) for line in rows} == {
+            (text, TOLERANCE) for text in ("wikitext-2", "film-reviews")
+        }
         low, high = min(line["own"] for line in rows), max(line["need"] for line in rows)
         assert re.search(rf"{model} (uses )?between {low} and {high} of", M.PUBLISHED)
