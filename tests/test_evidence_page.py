@@ -97,6 +97,8 @@ def test_outcomes_of_the_language_models_follow_from_their_rows():
         "L19": [("h32-mha-3e-3", "h4-mha-6e-3")],
         "L21": [("h32-score-mixing-6000", "h32-mha-9600")],
     }
+    factors = [fmean(m.value for m in slowdown.factors()[updates].values()) for updates in (2000, 6000)]
+    assert "it is {:.2f} and then {:.2f}".format(*factors) in PAGES["language-models"]
     found = {name: text for name, text in outcomes("language-model").items() if not text.startswith("not run")}
     assert found.keys() == {*differences, "L7", "L8", "L9", "L10", "L14", "L15", "L16", "L17", "L18", "L20"}
     for name, pairs in differences.items():
