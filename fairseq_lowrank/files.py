@@ -28,8 +28,9 @@ SIGNATURES = {b"\x89PNG": "picture", b"%PDF": "picture", b"PK\x03\x04": "checkpo
 
 
 def say(message: str) -> None:
-    """Print one line of progress to standard error."""
-    print(escape_control(message), file=sys.stderr, flush=True)
+    """Print one line of progress to standard error, in one write: print makes two, and lines of threads would mix."""
+    sys.stderr.write(f"{escape_control(message)}\n")
+    sys.stderr.flush()
 
 
 @contextmanager

@@ -88,7 +88,8 @@ class Progress:
 
             tqdm.write(line, file=sys.stderr)
         else:
-            print(line, file=sys.stderr, flush=True)
+            sys.stderr.write(f"{line}\n")  # in one write: print makes two, and lines of threads would mix
+            sys.stderr.flush()
 
 
 def tracked(items: Iterable[T], label: str, unit: str, total: int | None = None) -> Iterator[T]:

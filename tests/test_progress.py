@@ -151,3 +151,25 @@ def test_there_is_no_second_mechanism():
     users = {path.relative_to(root).as_posix() for path in sources if "import tqdm" in path.read_text()}
     # the second one shows the loss of a row in a terminal, and says a line for each row
     assert users == {"fairseq_lowrank/progress.py", "experiments/commands/controlled.py"}
+
+
+class Writes(list):
+    """A stream that notes each write."""
+
+    write = list.append
+
+    def flush(self) -> None:
+        pass
+
+    def isatty(self) -> bool:
+        return False
+
+
+def test_lines_of_threads_do_not_mix(clock, monkeypatch):
+    """A thread may be stopped between two writes, so each line is one."""
+    written = Writes()
+    monkeypatch.setattr("sys.stderr", written)
+    files.say("wrote a file")
+    with Progress("model", 30, "passes"):
+        clock.tick()
+    assert written == ["wrote a file\n", "model: 0 of 30 passes in 10 s\n"]
