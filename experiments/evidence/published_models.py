@@ -26,7 +26,9 @@ from fairseq_lowrank.tools.measuring.verdict import TOLERANCE
 
 ROOT = Path(__file__).parents[2]
 MINILM, QUANTISED, SMOLLM2, GEMMA = "all-MiniLM-L6-v2", "all-MiniLM-L6-v2-4bit", "SmolLM2-135M-Instruct", "gemma-3-270m"
+SMALLER = "paraphrase-MiniLM-L3-v2"
 MODELS = (MINILM, SMOLLM2, GEMMA)
+"""Those that the first predictions are about."""
 NAMES = {"model": MINILM, "SmolLM2-135M-Instruct.Q4_1": SMOLLM2, "gemma-3-270m-q4_k_m": GEMMA}
 """Names of models, by those of their files."""
 BETWEEN = "between most and all"
@@ -209,6 +211,18 @@ LONGER: dict[str, Callable[[list[Line]], str]] = {
 }
 """Predictions about lines at 0.2 % with 64 sequences."""
 
+SECOND: dict[str, Callable[[list[Line]], str]] = {
+    "P20": each((SMALLER,), lambda line: line["verdict"] == "all", lambda line: line["verdict"] in ("few", "most")),
+    "P21": pairs(SMALLER, MINILM, lambda a, b: a["need"] >= b["need"], lambda a, b: a["need"] < b["need"] - 2),
+    "P22": each((SMALLER,), lambda line: 20 <= line["own"] <= 28, lambda line: line["own"] < 16 or line["own"] > 30),
+    "P23": each(
+        (SMALLER,),
+        lambda line: line["need"] >= 2 * line["directions_90"],
+        lambda line: line["need"] < 1.5 * line["directions_90"],
+    ),
+}
+"""Predictions about lines of a second embedder at 0.2 %."""
+
 
 def outcomes(lines: list[Line]) -> dict[str, str]:
     """Return the outcome of every prediction, by name. Lines of quick measurements count like others.
@@ -217,7 +231,7 @@ def outcomes(lines: list[Line]) -> dict[str, str]:
     """
     found, later = at(lines, PREDICTED), [line for line in at(lines, 0.002) if line["setting"].endswith("x512")]
     first = {name: rule(lines if rule is depths_differ else found) for name, rule in PREDICTIONS.items()}
-    first |= {name: rule(later) for name, rule in LATER.items()}
+    first |= {name: rule(later) for name, rule in (LATER | SECOND).items()}
     few = {(line["model"], line["text"]): line for line in later if line["setting"] == "quick16x512"}
     many = {(line["model"], line["text"]): line for line in later if line["setting"] == "quick64x512"}
     longer = [line | {"few": few[key]} for key, line in many.items() if key in few]

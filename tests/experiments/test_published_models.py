@@ -94,6 +94,25 @@ def test_predictions_about_64_sequences_compare_them_with_16(verdict, need, own,
     assert [outcomes[name] for name in names] == found
 
 
+@pytest.mark.parametrize(
+    "verdict, need, own, energy, found",
+    [
+        ("all", 30, 27, 8, ["held", "held", "held", "held"]),
+        (published.BETWEEN, 28, 29, 16, ["unclear", "unclear", "unclear", "unclear"]),
+        ("most", 26, 31, 18, ["contradicted"] * 4),
+    ],
+)
+def test_second_embedder_is_compared_with_the_first(verdict, need, own, energy, found):
+    here = {"setting": "quick64x512", "needs": [[0.002, need], [0.01, 20]]}
+    first = line(published.MINILM, 29, tolerance=0.002) | here | {"verdict": "all"}
+    second = line(published.SMALLER, need, own=own, tolerance=0.002) | here
+    second |= {"verdict": verdict, "directions_90": energy}
+    outcomes = published.outcomes([first, second])
+    assert [outcomes[name] for name in published.SECOND] == found
+    alone = published.outcomes([first, second | {"tolerance": 0.01}])
+    assert [alone[name] for name in published.SECOND] == ["not run"] * 4
+
+
 def test_models_are_compared_on_the_same_text():
     lines = [line(published.MINILM, 26), line(published.QUANTISED, 20, "film-reviews")]
     assert published.outcomes(lines)["P8"] == "not run"
