@@ -151,8 +151,9 @@ def should_stop_early(cfg, valid_loss):
     return False
 
 
-def spawned_main(cfg, seconds):
+def spawned_main(cfg, begun):
     """A training in a process that fairseq spawns."""
+    begun.set()
     while not should_stop_early(cfg, None):
         time.sleep(0.01)
 
@@ -164,9 +165,10 @@ def test_signal_reaches_the_workers_that_fairseq_spawns():
     cfg = SimpleNamespace(distributed_training=distributed, checkpoint=checkpoint)
 
     def spawn(cfg, main):
-        worker = context.Process(target=main, args=(cfg, 0))
+        begun = context.Event()
+        worker = context.Process(target=main, args=(cfg, begun))
         worker.start()
-        time.sleep(0.3)
+        assert begun.wait(30)
         signal.raise_signal(signal.SIGTERM)
         worker.join()
         return worker.exitcode

@@ -25,13 +25,16 @@ def test_lines_of_progress_have_the_name_of_their_job(capfd):
 
 
 def test_as_many_run_at_once_as_are_allowed(tmp_path):
-    """Each job notes how many there are while it runs."""
+    """Each job waits until it is not alone, and notes how many there are a moment later."""
     code = f"""
 import os, time
+running = lambda: sum(name.endswith(".running") for name in os.listdir("{tmp_path}"))
 open(f"{tmp_path}/{{os.getpid()}}.running", "w")
-time.sleep(0.3)
-found = [name for name in os.listdir("{tmp_path}") if name.endswith(".running")]
-open(f"{tmp_path}/{{os.getpid()}}.count", "w").write(str(len(found)))
+end = time.monotonic() + 5
+while running() < 2 and time.monotonic() < end:
+    time.sleep(0.01)
+time.sleep(0.2)
+open(f"{tmp_path}/{{os.getpid()}}.count", "w").write(str(running()))
 os.remove(f"{tmp_path}/{{os.getpid()}}.running")
 """
     assert run_jobs({str(number): job(code) for number in range(4)}, 2, "") == 0
