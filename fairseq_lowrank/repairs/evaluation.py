@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.messages import FlagError, UserError
 from fairseq_lowrank.repairs import checks
 from fairseq_lowrank.repairs.arguments import CommandLine
 from fairseq_lowrank.repairs.programs import Program, program_of
@@ -137,6 +137,30 @@ def announce_validation(get_valid_iterator: Callable) -> Callable:
         return iterator
 
     return get_announced_iterator
+
+
+def refuse_few_samples(get_batch_iterator: Callable) -> Callable:
+    """Wrap ``FairseqTask.get_batch_iterator``: refuse a set without a batch because it has too few samples.
+
+    Raises:
+        FlagError: the set has fewer samples than ``--required-batch-size-multiple``, and no batch.
+    """
+
+    @functools.wraps(get_batch_iterator)
+    def get_refused_iterator(self, dataset, *args, required_batch_size_multiple=1, **kwargs):
+        multiple = required_batch_size_multiple
+        iterator = get_batch_iterator(self, dataset, *args, required_batch_size_multiple=multiple, **kwargs)
+        if len(dataset) < multiple and not getattr(iterator, "frozen_batches", True):
+            name = next((f" {split!r}" for split, own in self.datasets.items() if own is dataset), "")
+            raise FlagError(
+                "--required-batch-size-multiple",
+                multiple,
+                f"no batch, because the set{name} has {len(dataset)} samples",
+                "Add --required-batch-size-multiple 1.",
+            )
+        return iterator
+
+    return get_refused_iterator
 
 
 # --- every block

@@ -275,8 +275,9 @@ PATCHES: tuple[Patch, ...] = (
             PARSER: arguments.parsing(finish=arguments.check_command_line),
             "fairseq.dataclass.initialize.add_defaults": arguments.check_configuration,
             f"{LANGUAGE_MODELING}.build_model": evaluation.check_evaluated_model,
+            "fairseq.tasks.fairseq_task.FairseqTask.get_batch_iterator": evaluation.refuse_few_samples,
         },
-        "Missing data, dictionaries or checkpoints, and models that do not fit their task, end in a traceback.",
+        "Missing data, dictionaries or checkpoints, too few samples, and models that do not fit their task, end in a traceback.",
         ONE_LINE,
     ),
     *group(
