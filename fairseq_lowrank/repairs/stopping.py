@@ -21,6 +21,7 @@ from fairseq import distributed_utils
 from torch import distributed
 from torch.multiprocessing import active_children
 
+from fairseq_lowrank.messages import flag_name
 from fairseq_lowrank.repairs import commands
 
 CODES = {signal.SIGTERM: commands.STOPPED, signal.SIGUSR1: 0}
@@ -29,6 +30,8 @@ FORWARDED = 3.0
 """Seconds in which a further signal counts as the same one: Slurm signals every process, and launchers forward what they get."""
 LAUNCHER, LAUNCHED, ENDED = "LOWRANK_LAUNCHER", "LOWRANK_LAUNCHED", "LOWRANK_ENDED"
 """Variables of ``fairseq-lowrank launch``: its process, its start, and a folder in which each worker that ends well makes a file."""
+RESETS = "reset_optimizer", "reset_lr_scheduler", "reset_meters", "reset_dataloader"
+"""Flags with which a training does not resume, but starts with the weights of a checkpoint."""
 STOPPING_RULE = "should_stop_early"
 """The function of fairseq-train that is called after each update, before a checkpoint is written."""
 
@@ -134,10 +137,12 @@ def end(cfg, number: signal.Signals) -> NoReturn:
     message = f"{number.name}: stopped after a whole update. "
     if checkpoint.no_save or checkpoint.no_last_checkpoints:
         message += f"--{'no-save' if checkpoint.no_save else 'no-last-checkpoints'}: no checkpoint was written."
-    elif checkpoint.restore_file == saved.name:
-        message += f"The same command resumes from {saved}."
     else:
-        message += f"To resume, give --restore-file {saved}."
+        resets = " and ".join(flag_name(name) for name in RESETS if getattr(checkpoint, name))
+        if checkpoint.restore_file == saved.name:
+            message += f"The same command{f' without {resets}' * bool(resets)} resumes from {saved}."
+        else:
+            message += f"To resume, give --restore-file {saved}{f', and leave out {resets}' * bool(resets)}."
     if distributed_utils.is_master(cfg.distributed_training):
         print(f"{os.path.basename(sys.argv[0])}: {message}", file=sys.stderr)
         if CODES[number]:
@@ -222,7 +227,7 @@ def resume_after_restart(call_main: Callable) -> Callable:
             checkpoint = cfg.checkpoint
             checkpoint.restore_file = newest.name if newest.name == "checkpoint_last.pt" else str(newest)
             checkpoint.finetune_from_model = None
-            for flag in ("reset_optimizer", "reset_lr_scheduler", "reset_meters", "reset_dataloader"):
+            for flag in RESETS:
                 setattr(checkpoint, flag, False)
         return call_main(cfg, main, **kwargs)
 

@@ -97,7 +97,12 @@ def test_signal_stops_after_a_whole_update(train, tmp_path, capsys, number, code
     [
         (["--no-save"], "--no-save: no checkpoint was written"),
         (["--no-last-checkpoints"], "--no-last-checkpoints: no checkpoint was written"),
-        (["--restore-file", "other.pt"], "To resume, give --restore-file "),
+        (["--restore-file", "other.pt"], "stopped/checkpoint_last.pt."),
+        (
+            ["--reset-optimizer", "--reset-meters"],
+            "The same command without --reset-optimizer and --reset-meters resumes from ",
+        ),
+        (["--restore-file", "other.pt", "--reset-dataloader"], "checkpoint_last.pt, and leave out --reset-dataloader."),
     ],
 )
 def test_line_says_how_to_resume(train, capsys, flags, words):
