@@ -186,12 +186,27 @@ def check_finetuning(args: argparse.Namespace) -> None:
         raise UserError(f"--finetune-from-model {path}: no such file. Give the path of a checkpoint.")
 
 
+# fairseq trains from scratch then. A script that is run again may name a file that it has not written yet.
+def check_restored_file(args: argparse.Namespace) -> None:
+    """Refuse ``--restore-file`` without such a file, unless its folder is that of ``--save-dir``."""
+    if program_of(args) is not Program.TRAIN or args.restore_file == "checkpoint_last.pt":
+        return
+    path = args.restore_file.replace(".pt", f"{args.checkpoint_suffix}.pt")
+    in_one_file = not getattr(args, "base_layers", 0) and not args.use_sharded_state
+    own = os.path.realpath(os.path.dirname(path)) == os.path.realpath(args.save_dir)
+    if in_one_file and not own and not PathManager.isfile(path):
+        saved = os.path.join(args.save_dir, path)
+        remedy = f"Did you mean {saved}?" if PathManager.isfile(saved) else "Give the path of a checkpoint."
+        raise UserError(f"--restore-file {args.restore_file}: no such file. {remedy}")
+
+
 CHECKS = (
     check_format_of_data,
     check_criterion_of_adaptive_softmax,
     check_precision,
     check_path,
     check_finetuning,
+    check_restored_file,
     check_data,
     check_model_of_task,
     check_language_model_path,

@@ -59,3 +59,12 @@ def test_bleu_of_subwords_is_announced_with_the_flag_to_add(warnings, entries, c
 )
 def test_commands_without_bleu_of_subwords_say_nothing(warnings, parser, words):
     assert warnings(parser(), PIECES, words) == []
+
+
+def test_missing_checkpoint_is_looked_for_in_the_save_folder(refusal, translation_data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoint_best.pt").touch()
+    flags = ["--arch", "transformer", "--save-dir", "run", "--cpu"]
+    line = refusal("train", translation_data, *flags, "--restore-file", "checkpoint_best.pt")
+    assert line.endswith("checkpoint_best.pt: no such file. Did you mean run/checkpoint_best.pt?")

@@ -97,15 +97,19 @@ def test_signal_stops_after_a_whole_update(train, tmp_path, capsys, number, code
     [
         (["--no-save"], "--no-save: no checkpoint was written"),
         (["--no-last-checkpoints"], "--no-last-checkpoints: no checkpoint was written"),
-        (["--restore-file", "other.pt"], "stopped/checkpoint_last.pt."),
+        (["--restore-file", "{folder}/other.pt"], "stopped/checkpoint_last.pt."),
         (
             ["--reset-optimizer", "--reset-meters"],
             "The same command without --reset-optimizer and --reset-meters resumes from ",
         ),
-        (["--restore-file", "other.pt", "--reset-dataloader"], "checkpoint_last.pt, and leave out --reset-dataloader."),
+        (
+            ["--restore-file", "{folder}/other.pt", "--reset-dataloader"],
+            "checkpoint_last.pt, and leave out --reset-dataloader.",
+        ),
     ],
 )
-def test_line_says_how_to_resume(train, capsys, flags, words):
+def test_line_says_how_to_resume(train, capsys, tmp_path, flags, words):
+    flags = [flag.format(folder=tmp_path / "stopped") for flag in flags]
     with pytest.raises(SystemExit):
         train("stopped", "--num-workers", 0, *flags, at=0, do=lambda: signal.raise_signal(signal.SIGTERM))
     assert words in capsys.readouterr().err.splitlines()[-1]
