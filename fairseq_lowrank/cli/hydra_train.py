@@ -46,7 +46,10 @@ def with_user_dir(words: list[str]) -> list[str]:
     if any(word.lstrip("+").startswith("common.user_dir=") for word in words):
         return words
     folder = str(user_dir.folder()).replace("'", r"\'")
-    return [*words, f"++common.user_dir='{folder}'"]
+    # the parser of Hydra takes settings in one place alone, before or after its options
+    settings = [place for place, word in enumerate(words) if "=" in word and not word.startswith("-")]
+    end = settings[-1] + 1 if settings else len(words)
+    return [*words[:end], f"++common.user_dir='{folder}'", *words[end:]]
 
 
 # hydra-core<=1.3.8 passes an object with a __repr__ as help, and argparse of Python 3.14 looks for "%" in it. Remove when hydra

@@ -52,8 +52,17 @@ def hydra_command(monkeypatch, tmp_path, capfd):
     return run
 
 
-def test_hydra_train_prints_its_configuration(hydra_command, python_3_14):
-    status, output = hydra_command("--", "--cfg", "job", "task=translation")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--", "--cfg", "job", "task=translation"],
+        ["task=translation", "--cfg", "job"],
+        ["--", "--cfg", "job"],
+        ["--", "--cfg=job", "task=translation", "common.seed=2", "--resolve"],
+    ],
+)
+def test_hydra_train_prints_its_configuration(hydra_command, python_3_14, words):
+    status, output = hydra_command(*words)
     assert status == 0
     assert f"user_dir: {user_dir.folder()}" in output
 
