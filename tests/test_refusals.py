@@ -82,6 +82,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("--restore-file lm.pt", "lm.pt"),
         ("--restore-file empty.txt", "empty.txt"),
         ("--restore-file flipped-mixhead.pt", "flipped-mixhead.pt"),
+        ("--best-checkpoint-metric bleu", "--best-checkpoint-metric bleu: the training computes no BLEU"),
         ("--restore-file nope.pt --reset-optimizer", "--restore-file nope.pt: no such file"),
         ("--finetune-from-model words.de", "words.de"),
         ("--finetune-from-model nope.pt", "--finetune-from-model nope.pt: no such file"),

@@ -139,6 +139,19 @@ def warn_of_bleu_of_subwords(args: argparse.Namespace) -> None:
         logger.warning(f"BLEU will count subwords, not words, and be no BLEU of other papers. Add {flag} {kind}.")
 
 
+def check_best_metric(args: argparse.Namespace) -> None:
+    """Refuse the metric ``bleu`` of a training that computes no BLEU, and warn if the lowest BLEU or accuracy would be the best."""
+    if program_of(args) is not Program.TRAIN or args.disable_validation:
+        return
+    metric = args.best_checkpoint_metric
+    if metric == "bleu" and not getattr(args, "eval_bleu", True):
+        raise UserError("--best-checkpoint-metric bleu: the training computes no BLEU. Add --eval-bleu.")
+    if metric in ("bleu", "accuracy") and not args.maximize_best_checkpoint_metric:
+        logger.warning(
+            f"--best-checkpoint-metric {metric}: the lowest value counts as the best. Add --maximize-best-checkpoint-metric."
+        )
+
+
 def check_criterion_of_adaptive_softmax(args: argparse.Namespace) -> None:
     """Refuse a training of an adaptive softmax by cross entropy, which has no gradient in fairseq, and adaptive_loss without one."""
     criterion = CRITERION_REGISTRY.get(getattr(args, "criterion", None), object)
@@ -207,6 +220,7 @@ CHECKS = (
     check_path,
     check_finetuning,
     check_restored_file,
+    check_best_metric,
     check_data,
     check_model_of_task,
     check_language_model_path,

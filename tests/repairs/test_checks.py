@@ -61,6 +61,21 @@ def test_commands_without_bleu_of_subwords_say_nothing(warnings, parser, words):
     assert warnings(parser(), PIECES, words) == []
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--eval-bleu --best-checkpoint-metric bleu", True),
+        ("--best-checkpoint-metric accuracy", True),
+        ("--eval-bleu --best-checkpoint-metric bleu --maximize-best-checkpoint-metric", False),
+        ("--best-checkpoint-metric accuracy --disable-validation", False),
+        ("--best-checkpoint-metric nll_loss", False),
+    ],
+)
+def test_lowest_bleu_as_the_best_is_announced(warnings, caplog, flags, said):
+    warnings(options.get_training_parser(), WORDS, f"--arch transformer {flags}")
+    assert ("the lowest value counts as the best" in caplog.text) is said
+
+
 def test_missing_checkpoint_is_looked_for_in_the_save_folder(refusal, translation_data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run").mkdir()
