@@ -177,6 +177,19 @@ def carry_out(plan: Plan) -> None:
         print(_summary(plan.name, model, plan.chosen, plan.left), file=sys.stderr)
 
 
+def let_calls_be_seen(model: PreTrainedModel) -> None:
+    """Give plain attention to the modules without a choice, so that :func:`~.function.attention_calls` sees their calls.
+
+    What was chosen stays. A model that records a choice stays as it is: without its mixing, its first call raises an error.
+    """
+    if getattr(model.config, SLOT, None) is not None:
+        return
+    for module in model.modules():
+        if calls_the_interface(type(module)) and SLOT not in vars(module):
+            add(module, *build_added(module, AttentionSpec()))
+    model.set_attn_implementation(IMPLEMENTATION)
+
+
 def _separate_config(model: PreTrainedModel) -> None:
     """Give a model a copy of its configuration object, because another model may have the same one, and change it later."""
     copies: dict[int, Any] = {}

@@ -23,14 +23,14 @@ from fairseq_lowrank.attention import AttentionConfig, MultiheadAttention, build
 from fairseq_lowrank.files import read_json, read_lines, say
 from fairseq_lowrank.huggingface import (
     CONFIG,
-    SITES,
     WEIGHTS,
     apply_attention,
     attention_modules,
     attention_weights,
     load_attention,
 )
-from fairseq_lowrank.huggingface.added import mixing_tensors, parts_of
+from fairseq_lowrank.huggingface.added import added_to, mixing_tensors, parts_of
+from fairseq_lowrank.huggingface.apply import let_calls_be_seen
 from fairseq_lowrank.huggingface.choice import chosen_axes, open_axes
 from fairseq_lowrank.huggingface.exported import LowrankConfig
 from fairseq_lowrank.huggingface.models import head_sizes
@@ -195,7 +195,9 @@ def inspect(model: PreTrainedModel) -> list[dict]:
         if tensors := mixing_tensors(module):
             sizes = head_sizes(module)
             place = {"name": names[module], "site": site, "layer": layer}
-            layers.append(_described(place, tensors, sizes.num_heads, sizes.head_dim, model.config.lowrank_attention))
+            chosen = added_to(module).config  # the configuration of the model does not record a choice for a part of it
+            assert chosen is not None
+            layers.append(_described(place, tensors, sizes.num_heads, sizes.head_dim, vars(chosen.spec)))
     return layers
 
 
@@ -289,8 +291,7 @@ def _read(model: PreTrainedModel, tokens: torch.Tensor) -> None:
 @torch.no_grad()
 def measure(model: PreTrainedModel, chosen: list[torch.Tensor], label: str) -> dict[str, dict]:
     """Return the spectra of a model's attention on tokens, as :meth:`~.spectrum.Spectra.summary` does."""
-    if getattr(model.config, "lowrank_attention", None) is None:
-        apply_attention(model, PLAIN, sites=SITES)
+    let_calls_be_seen(model)
     spectra = Spectra()
 
     def receive(module: nn.Module, site: str, layer: int, weights: torch.Tensor) -> None:

@@ -15,11 +15,11 @@ from transformers.models.auto import modeling_auto as auto
 from transformers.pytorch_utils import Conv1D
 
 from fairseq_lowrank.files import read_lines
-from fairseq_lowrank.huggingface import apply_attention, attention_calls, attention_modules
+from fairseq_lowrank.huggingface import attention_calls, attention_modules
 from fairseq_lowrank.huggingface.added import parts_of
+from fairseq_lowrank.huggingface.apply import let_calls_be_seen
 from fairseq_lowrank.huggingface.models import head_sizes
 from fairseq_lowrank.messages import FlagError, UserError
-from fairseq_lowrank.parts import PLAIN
 from fairseq_lowrank.parts.projection import is_plain_linear
 from fairseq_lowrank.tools.advice.heads import score_rank
 from fairseq_lowrank.tools.measuring.subject import (
@@ -116,8 +116,7 @@ class TransformersSubject(Subject):
         seed: int = 1,
     ) -> None:
         self.task = task_of(model)
-        if getattr(model.config, "lowrank_attention", None) is None:
-            apply_attention(model, PLAIN)
+        let_calls_be_seen(model)
         self.model, self.samples, self.name = model, samples, type(model).__name__
         self.metric, self.compares = METRICS[self.task], self.task in ("classes", "states")
         self.mask_token, self.special_tokens, self.seed = mask_token, torch.tensor(special_tokens or (-1,)), seed

@@ -11,13 +11,14 @@ from transformers_families import build
 
 from fairseq_lowrank import cli
 from fairseq_lowrank.cli.measure import as_text
-from fairseq_lowrank.huggingface import apply_attention, attention_calls, attention_modules
+from fairseq_lowrank.huggingface import apply_attention, attention_calls, attention_modules, mixing_state
 from fairseq_lowrank.huggingface.models import small_config
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.ops import DotProduct
 from fairseq_lowrank.tools.measuring.figure import plot_cuts
 from fairseq_lowrank.tools.measuring.measurement import measure
 from fairseq_lowrank.tools.measuring.probe import Probe, factors
+from fairseq_lowrank.tools.transformers import pretrained
 from fairseq_lowrank.tools.transformers import subject as transformers_subject
 from fairseq_lowrank.tools.transformers.subject import TransformersSubject
 
@@ -391,3 +392,31 @@ def test_lines_of_a_text_and_its_target_end_at_newlines_alone(tmp_path):
     text.write_bytes(b"\xff")
     with pytest.raises(UserError, match="text is not UTF-8"):
         transformers_subject._pairs(tokenizer, text, target, 2, seed=0, length=8)
+
+
+@pytest.mark.parametrize("use", ["measure", "spectrum"])
+def test_what_a_part_of_a_model_chose_is_measured_and_stays(use):
+    model, (tokens,) = build("t5"), texts(1)
+    apply_attention(model.decoder, "mixhead-a")
+    with torch.no_grad():
+        for tensor in mixing_state(model).values():
+            tensor.add_(torch.randn_like(tensor))
+        expected = model(input_ids=tokens, decoder_input_ids=tokens).logits
+        if use == "measure":
+            seen = calls(TransformersSubject(model, [(tokens, tokens)]))
+            mixed = [call.prob_mixing is not None for call in seen.values()]
+            assert mixed == [site != "encoder" for _, site, _ in attention_modules(model)]
+        else:
+            assert pretrained.measure(model, [tokens], "T5").keys() == {"encoder", "decoder", "cross"}
+            assert [layer["site"] for layer in pretrained.inspect(model)] == ["decoder", "cross"] * 2
+        torch.testing.assert_close(model(input_ids=tokens, decoder_input_ids=tokens).logits, expected)
+
+
+def test_layers_that_can_be_chosen_are_measured_next_to_others():
+    kind = transformers.LongT5ForConditionalGeneration
+    sizes = {"d_model": 32, "d_kv": 8, "num_layers": 1, "num_heads": 4, "d_ff": 64, "local_radius": 3}
+    model = kind(transformers.LongT5Config(vocab_size=100, decoder_start_token_id=0, **sizes)).eval()
+    (tokens,) = texts(1)
+    found = TransformersSubject(model, [(tokens, tokens)])
+    assert [layer.site for layer in found.layers] == ["decoder", "cross"]
+    assert set(calls(found)) == {0, 1}
