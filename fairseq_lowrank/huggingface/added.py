@@ -105,14 +105,15 @@ def added_to(module: nn.Module) -> AddedAttention:
 
     Raises:
         UserError: nothing is added, which a model from ``from_pretrained`` shows in its first call, and a model whose
-            configuration object another model has too.
+            configuration object another model has too, or a part of it.
     """
     if (added := vars(module).get(SLOT)) is None:
         folder = getattr(getattr(module, "config", None), "name_or_path", "") or "FOLDER"
         raise UserError(
             f"{type(module).__name__} has no mixing: from_pretrained does not load it, and a model with the same configuration object "
             f'does not share it. Call load_attention(model, "{folder}"), build the model from a copy of its configuration, or call '
-            'model.set_attn_implementation("sdpa") to leave the mixing out.'
+            'model.set_attn_implementation("sdpa") to leave the mixing out. If you chose attention for a part of the model alone, such '
+            "as its decoder, call apply_attention on the whole model with sites= or layers=."
         )
     return added
 

@@ -453,3 +453,12 @@ def test_architectures_lists_models_and_counts_them(capsys):
     assert "not built" in rows["AutoformerModel"]
     assert rows["2"].startswith("2 of 4")
     assert cli.main(["architectures", "--transformers", "NoModel"]) == 2
+
+
+def test_other_parts_with_the_configuration_of_a_mixed_part_name_the_remedy():
+    model = build("bart")
+    apply_attention(model.model.decoder, "mixhead-a")
+    with pytest.raises(UserError, match=r"BartAttention has no mixing.* on the whole model with sites= or layers="):
+        logits_of(model, "bart")
+    apply_attention(model, "mixhead-a", sites=["decoder", "cross"])
+    torch.testing.assert_close(logits_of(model, "bart"), logits_of(build("bart"), "bart"))
