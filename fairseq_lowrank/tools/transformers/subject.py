@@ -158,8 +158,7 @@ class TransformersSubject(Subject):
         sample = self.samples[index]
         if self.task == "translation":
             source, target = sample
-            start = self.model.prepare_decoder_input_ids_from_labels(target)
-            logits = self.model(input_ids=source, decoder_input_ids=start).logits
+            logits = self.model(input_ids=source, labels=target).logits
         elif self.task == "masked":
             hidden = self._hidden(index, sample)
             logits = self.model(input_ids=sample.masked_fill(hidden, self.mask_token)).logits

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 import transformers
-from transformers_families import build
+from transformers_families import BART, SEQUENCE, build
 
 from fairseq_lowrank import cli
 from fairseq_lowrank.cli.measure import as_text
@@ -420,3 +420,15 @@ def test_layers_that_can_be_chosen_are_measured_next_to_others():
     found = TransformersSubject(model, [(tokens, tokens)])
     assert [layer.site for layer in found.layers] == ["decoder", "cross"]
     assert set(calls(found)) == {0, 1}
+
+
+@pytest.mark.parametrize("name", ["BartForConditionalGeneration", "M2M100ForConditionalGeneration"])
+def test_translations_are_read_after_their_start(name):
+    (source,), target = texts(1), torch.tensor([[15, 17, 19, 1]])
+    sizes = BART | SEQUENCE | {"vocab_size": 100, "eos_token_id": 1, "pad_token_id": 0}
+    model = getattr(transformers, name)(getattr(transformers, name).config_class(**sizes)).double().eval()
+    bits, tokens = TransformersSubject(model, [(source, target)]).evaluate(0)
+    start = torch.tensor([[1, 15, 17, 19]])
+    logits = model(input_ids=source, decoder_input_ids=start).logits[0]
+    expected = -sum(logits.log_softmax(-1)[place, word] for place, word in enumerate(target[0])) / math.log(2)
+    assert tokens == 4 and bits == pytest.approx(expected.item(), rel=1e-9)
