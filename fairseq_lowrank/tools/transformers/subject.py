@@ -40,8 +40,8 @@ from fairseq_lowrank.tools.transformers import pretrained
 
 MASKED_SHARE = 0.15
 PROJECTIONS = (("q_proj", "k_proj"), ("query", "key"), ("q", "k"), ("q_lin", "k_lin"), ("query_proj", "key_proj"))
-FUSED = {"c_attn": True, "qkv_proj": False}
-"""Joint projections whose queries come first, and whether their weights are ``[inputs, outputs]``."""
+FUSED = ("c_attn", "qkv_proj")
+"""Joint projections whose queries come first, then keys, then values."""
 OUTPUTS = ("o_proj", "out_proj", "out_lin", "c_proj", "o", "Wo", "dense", "output.dense", "proj")
 NORMS = ("q_norm", "k_norm", "q_layernorm", "k_layernorm", "query_layernorm", "qk_norm")
 
@@ -217,14 +217,18 @@ def projection_weights(
         ):
             query, key = (weight.unflatten(0, (-1, size)).mT for weight in pair)
             return query, key.repeat_interleave(heads // groups, dim=0)
-    for name, turned in FUSED.items():  # queries, keys and values in one matrix, in this order
-        weight = _plain_weight(getattr(module, name, None))
-        if weight is not None:
-            weight = weight.t() if turned else weight
-            query, key, values = weight.split((heads * size, groups * size, len(weight) - (heads + groups) * size))
-            if values.size(0) == groups * size:
-                query, key = (part.unflatten(0, (-1, size)).mT for part in (query, key))
-                return query, key.repeat_interleave(heads // groups, dim=0)
+    for name in FUSED:
+        fused = getattr(module, name, None)
+        if (weight := _plain_weight(fused)) is None:
+            continue
+        if isinstance(fused, Conv1D):
+            weight = weight.t()
+        elif name == "c_attn" and groups == heads:  # GPT-BigCode joins queries, keys and values of each head
+            continue
+        if len(weight) == (heads + 2 * groups) * size:
+            query, key, _ = weight.split((heads * size, groups * size, groups * size))
+            query, key = (part.unflatten(0, (-1, size)).mT for part in (query, key))
+            return query, key.repeat_interleave(heads // groups, dim=0)
     return None, None
 
 

@@ -166,9 +166,19 @@ def test_whole_measurement(family):
     assert TransformersSubject(stock, samples, mask_token=3).evaluate(0)[0] == pytest.approx(plain[0][0], rel=1e-6)
 
 
-@pytest.mark.parametrize("family", ["bert", "gpt2", "t5", "bart"])
+def big_code(*, multi_query: bool) -> TransformersSubject:
+    sizes = {"vocab_size": 100, "n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 4}
+    config = transformers.GPTBigCodeConfig(**sizes, multi_query=multi_query)
+    return TransformersSubject(transformers.GPTBigCodeForCausalLM(config).double().eval(), texts(2))
+
+
+def test_weights_alone_are_unknown_if_a_projection_joins_each_head():
+    assert big_code(multi_query=False).layers[0].query_weight is None
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "t5", "bart", "big code"])
 def test_weights_alone_make_queries_and_keys_of_hidden_states(family):
-    found = subject(family)
+    found = big_code(multi_query=True) if family == "big code" else subject(family)
     module, layer = attention_modules(found.model)[0][0], found.layers[0]
     inputs = []
     module.register_forward_pre_hook(
