@@ -35,7 +35,7 @@ from fairseq_lowrank.huggingface.choice import chosen_axes, open_axes
 from fairseq_lowrank.huggingface.exported import LowrankConfig
 from fairseq_lowrank.huggingface.models import head_sizes
 from fairseq_lowrank.huggingface.saving import recorded_attention
-from fairseq_lowrank.messages import FlagError
+from fairseq_lowrank.messages import FlagError, UserError
 from fairseq_lowrank.parts import PLAIN
 from fairseq_lowrank.progress import tracked
 from fairseq_lowrank.tools.advice.heads import Change, Finding, Heads, head_size_at, score_rank
@@ -269,17 +269,36 @@ def check_length(model: PreTrainedModel, chosen: list[torch.Tensor], flag: str, 
         flag, value, remedy: of the error.
 
     Raises:
-        UserError: it reads the first tokens of this sequence and not the whole of it, such as a model with fewer positions.
+        UserError: it reads the first tokens of this sequence and not the whole of it, such as a model with fewer positions; or it
+            reads no tokens alone.
     """
     longest = max(chosen, key=lambda tokens: tokens.size(1))
     try:
         _read(model, longest)
-    except (IndexError, RuntimeError, ValueError) as error:
+    except (AttributeError, IndexError, RuntimeError, ValueError) as error:
+        refuse_other_inputs(model)
         _read(model, longest[:, :2])
         reason = f"{type(model).__name__} cannot read {longest.size(1)} tokens at once"
         if (positions := getattr(model.config, "max_position_embeddings", None)) is not None:
             reason += f", with {positions} positions"
         raise FlagError(flag, value, reason, remedy) from error
+
+
+def refuse_other_inputs(model: PreTrainedModel) -> None:
+    """Refuse a model that reads something else than tokens.
+
+    Raises:
+        UserError: it does.
+    """
+    name = type(model).__name__
+    if others := [part for part in ("vision_config", "audio_config") if getattr(model.config, part, None) is not None]:
+        raise UserError(
+            f"{name} reads more than text (it has a {others[0]}), so a text does not measure it. Use a model of text."
+        )
+    if getattr(model, "main_input_name", "input_ids") != "input_ids":
+        raise UserError(
+            f"{name} reads {model.main_input_name}, not tokens, so it cannot be measured on a text. Use a model of text."
+        )
 
 
 def _read(model: PreTrainedModel, tokens: torch.Tensor) -> None:

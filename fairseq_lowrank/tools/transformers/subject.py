@@ -68,14 +68,7 @@ def task_of(model: PreTrainedModel) -> str:
             f"{name} computes its attention itself, so its queries and keys cannot be read. "
             "Use a model that fairseq-lowrank architectures --transformers lists."
         )
-    if others := [part for part in ("vision_config", "audio_config") if getattr(model.config, part, None) is not None]:
-        raise UserError(
-            f"{name} reads more than text (it has a {others[0]}), so a text does not measure it. Use a model of text."
-        )
-    if getattr(model, "main_input_name", "input_ids") != "input_ids":
-        raise UserError(
-            f"{name} reads {model.main_input_name}, not tokens, so it cannot be measured on a text. Use a model of text."
-        )
+    pretrained.refuse_other_inputs(model)
     for task, names in HEADS:
         classes = [each for value in names.values() for each in (value if isinstance(value, tuple) else (value,))]
         if name in classes:

@@ -225,6 +225,25 @@ def test_sequences_that_a_model_cannot_read_are_named(family, command, error, tm
     assert error in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("ViTModel", "ViTModel reads pixel_values, not tokens"),
+        ("CLIPModel", "CLIPModel reads more than text (it has a vision_config)"),
+    ],
+)
+@pytest.mark.parametrize("command", ["measure", "spectrum"])
+def test_models_that_need_other_inputs_than_text_are_named(command, name, error, tmp_path, text, capsys):
+    image = {"image_size": 16, "patch_size": 4}
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
+    parts = {"text_config": sizes | {"vocab_size": 30522}, "vision_config": sizes | image}
+    kind = getattr(transformers, name)
+    kind(kind.config_class(**parts if name == "CLIPModel" else sizes | image)).save_pretrained(tmp_path / "model")
+    transformers.AutoTokenizer.from_pretrained(MINILM).save_pretrained(tmp_path / "model")
+    assert cli.main([command, "--transformers", str(tmp_path / "model"), "--text", str(text)]) == 2
+    assert error in capsys.readouterr().err
+
+
 def test_text_belongs_to_transformers(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("a.pt").touch()
