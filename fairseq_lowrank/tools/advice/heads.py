@@ -178,7 +178,8 @@ def verdict(summary: Heads) -> dict:
     if fine:
         lines.append(f"Heads large enough for every pattern: {', '.join(fine)}.")
     counts = {None: "any number", 0: "not even one"}
-    numbers = ", ".join(f"{site} {counts.get(number, number)}" for site, number in most.items())
+    found = {site: 0 if number is None and site in short else number for site, number in most.items()}
+    numbers = ", ".join(f"{site} {counts.get(number, number)}" for site, number in found.items())
     if most:
         lines.append(f"Most heads that are large enough for every pattern in 95 % of the sequences: {numbers}.")
     else:

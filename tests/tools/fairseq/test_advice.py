@@ -574,6 +574,7 @@ def test_verdict_counts_the_heads_that_are_large_enough():
     # neither a given head size nor mixed scores depend on the number of heads
     given = verdict(["--attention", "fixedhead", "--head-dim", "64"], 300, LM)
     assert given["too_small"] == ["decoder"] and given["most_heads"] == {"decoder": None}
+    assert given["lines"][-1].endswith("in 95 % of the sequences: decoder not even one.")
     assert verdict(["--score-mixing", "static"], 300, LM)["most_heads"] == {"decoder": None}
     # the features of a factorisation are given too, and a latent bounds every head
     assert verdict(["--attention", "collaborative"], 300, LM)["most_heads"] == {"decoder": None}
