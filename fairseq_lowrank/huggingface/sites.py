@@ -293,8 +293,35 @@ def _call_of(module: nn.Module, callers: Callers) -> tuple[nn.Module, ast.Functi
                 size = len(getattr(owner, attribute))
                 if isinstance(number, int) and number % size != index:
                     continue
-            return owner, function, call
+            # a shell such as BartDecoderWrapper hands on what it gets
+            return (_call_through(owner, attribute, callers) if _hands_on(call) else None) or (owner, function, call)
     return None
+
+
+def _call_through(
+    shell: nn.Module, attribute: str, callers: Callers
+) -> tuple[nn.Module, ast.FunctionDef, ast.Call] | None:
+    """Return who calls ``shell``, or ``shell.attribute``, in which function, and the call."""
+    if id(shell) not in callers:
+        return None
+    owner, name, _ = callers[id(shell)]
+    function = _function(type(owner), "forward")  # type: ignore[arg-type]
+    for node in ast.walk(function) if function is not None else ():
+        if isinstance(node, ast.Call) and isinstance(called := node.func, ast.Attribute):
+            inner = called.value if called.attr == attribute else called
+            if _is_member(inner, name):
+                assert function is not None
+                return owner, function, node
+    return None
+
+
+def _hands_on(call: ast.Call) -> bool:
+    """Return True if a call has all arguments of its function and no others: ``f(*args, **kwargs)``."""
+    return (
+        len(call.args) == len(call.keywords) == 1
+        and isinstance(call.args[0], ast.Starred)
+        and call.keywords[0].arg is None
+    )
 
 
 def _constant(expression: ast.expr) -> object:

@@ -72,6 +72,18 @@ def test_one_class_has_the_sites_that_its_configuration_gives(decoder, cross, si
     assert {site for _, site, _ in attention_modules(transformers.BertModel(config))} == sites
 
 
+def test_cross_attention_of_a_decoder_in_a_shell_is_found():
+    """A language model with the decoder of BART calls it through a class that hands on all arguments."""
+    config = transformers.MBartConfig(**BART | TOKENS | {"decoder_layers": 1, "is_decoder": True})
+    decoder = transformers.MBartForCausalLM(config)
+    assert [site for _, site, _ in attention_modules(decoder)] == ["decoder", "cross"]
+    vit = transformers.ViTModel(transformers.ViTConfig(**SIZES | {"image_size": 16, "patch_size": 8}))
+    model = transformers.VisionEncoderDecoderModel(encoder=vit, decoder=decoder).eval()
+    assert [site for _, site, _ in attention_modules(model)] == ["encoder", "encoder", "decoder", "cross"]
+    with pytest.raises(UserError, match="'xsa' in cross attention"):
+        apply_attention(model, "xsa")
+
+
 def test_exported_models_have_the_sites_that_their_modules_have():
     """Their classes are not those of transformers, as those of a folder with code are not."""
     sizes = {f"{stack}_{name}": 8 for stack in ("encoder", "decoder") for name in ("embed_dim", "ffn_embed_dim")}
