@@ -24,6 +24,7 @@ from fairseq_lowrank.huggingface.apply import apply_attention
 from fairseq_lowrank.huggingface.choice import spec_of
 from fairseq_lowrank.huggingface.function import IMPLEMENTATION, attention_calls, attention_forward, attention_weights
 from fairseq_lowrank.huggingface.models import attention_modules, supported
+from fairseq_lowrank.huggingface.resuming import watch_trainer
 from fairseq_lowrank.huggingface.saving import CONFIG, WEIGHTS, load_attention, save_attention
 from fairseq_lowrank.huggingface.sites import SITES
 from fairseq_lowrank.huggingface.training import TRAIN
@@ -54,3 +55,4 @@ __all__ = [
 ]
 
 after_import("peft", watch_peft)
+after_import("transformers.trainer", watch_trainer)

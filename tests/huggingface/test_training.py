@@ -174,3 +174,40 @@ def test_two_mixings_in_one_folder_are_refused_where_they_differ(tmp_path):
 def test_every_layer_that_is_mixed_has_its_mixing():
     model = apply_attention(classifier(), "mixhead-a")
     assert len(mixing_state(model)) == len(attention_modules(model)) == 2
+
+
+@pytest.mark.parametrize(
+    ("axes", "reason"),
+    [
+        ({}, None),
+        (
+            {"activation": "sigsoftmax"},
+            r"checkpoint-1 was trained with activation 'softmax', and the model has 'sigsoftmax'",
+        ),
+        (
+            None,
+            r"checkpoint-1 was trained with mixing 'static', and the model has 'none'\. Call apply_attention as before",
+        ),
+    ],
+    ids=["the same", "another", "none"],
+)
+@pytest.mark.parametrize("adapted", [False, True], ids=["whole", "adapter"])
+def test_a_training_resumes_with_the_same_attention_alone(axes, reason, adapted, tmp_path):
+    def trainer(axes, steps):
+        model = classifier()
+        if axes is not None:
+            apply_attention(model, "mixhead-a", **axes)
+        if adapted:
+            model = get_peft_model(model, LoraConfig(target_modules=["query"], modules_to_save=["classifier"]))
+        given = {"report_to": [], "disable_tqdm": True, "use_cpu": True, "save_strategy": "steps", "save_steps": 1}
+        arguments = TrainingArguments(tmp_path, max_steps=steps, per_device_train_batch_size=2, **given)
+        data = [{"input_ids": INPUTS["input_ids"][0], "labels": label} for label in (0, 1, 0, 1)]
+        return Trainer(model, arguments, train_dataset=data)
+
+    trainer({}, 1).train()
+    resumed = trainer(axes, 2)
+    if reason is None:
+        assert resumed.train(resume_from_checkpoint=True).global_step == 2
+    else:
+        with pytest.raises(UserError, match=reason):
+            resumed.train(resume_from_checkpoint=True)
