@@ -40,11 +40,13 @@ class AddedAttention(NamedTuple):
         settings: the fields of :class:`~fairseq_lowrank.ops.AttentionCall` that choices without tensors set, such as the activation.
         config: for which the parts were built; ``None`` without parts.
         inputs: the name of the module's first argument.
+        causal: whether the module is causal; ``None`` if its flag ``is_causal`` says it.
     """
 
     settings: dict[str, Any]
     config: AttentionConfig | None = None
     inputs: str = "hidden_states"
+    causal: bool | None = None
 
 
 class _Call(NamedTuple):
@@ -165,13 +167,19 @@ def mixing_state(model: PreTrainedModel) -> dict[str, Tensor]:
     }
 
 
-def build_added(module: nn.Module, spec: AttentionSpec) -> tuple[AddedAttention, dict[str, NoDecayModule]]:
-    """Return what :func:`add` gives to an attention module for ``spec``, and its parts. The module does not change."""
+def build_added(
+    module: nn.Module, spec: AttentionSpec, causal: bool | None = None
+) -> tuple[AddedAttention, dict[str, NoDecayModule]]:
+    """Return what :func:`add` gives to an attention module for ``spec``, and its parts. The module does not change.
+
+    Args:
+        causal: see :class:`AddedAttention`.
+    """
     config = query_sizes(module, spec)
     built = {} if config is None else {axis: config.build(axis) for axis in ADDED_AXES}
     parts = {axis: _placed(part, module) for axis, part in built.items() if part is not None}
     inputs = list(inspect.signature(type(module).forward).parameters)[1]
-    return AddedAttention(spec.call_settings, config if parts else None, inputs), parts
+    return AddedAttention(spec.call_settings, config if parts else None, inputs, causal), parts
 
 
 def add(module: nn.Module, added: AddedAttention, parts: Mapping[str, nn.Module]) -> None:

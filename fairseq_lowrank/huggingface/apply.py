@@ -19,9 +19,11 @@ from fairseq_lowrank.huggingface.choice import chosen_modules, collection, open_
 from fairseq_lowrank.huggingface.exchange import guard
 from fairseq_lowrank.huggingface.function import IMPLEMENTATION
 from fairseq_lowrank.huggingface.models import (
+    adds_masks,
     attention_modules,
     calls_the_interface,
     can_exchange_attention,
+    causal_by_site,
     describe,
     head_sizes,
     model_of_transformers,
@@ -142,8 +144,9 @@ def planned(
             f"{type(model).__name__}: transformers does not exchange its attention function, since it does not find one in the "
             "source of the class. Put the class into a module, not into a notebook."
         )
+    causal = causal_by_site(model)
     added = {
-        module: build_added(module, spec if module in chosen else AttentionSpec())
+        module: build_added(module, spec if module in chosen else AttentionSpec(), causal.get(module))
         for module in model.modules()
         if calls_the_interface(type(module))
     }
@@ -172,7 +175,7 @@ def carry_out(plan: Plan) -> None:
         model.config.lowrank_attention = record
         # from_pretrained reads this name: it builds a model that refuses to run without its mixing
         model.config.attn_implementation = IMPLEMENTATION
-    model.set_attn_implementation(IMPLEMENTATION)
+    _use_function(model)
     if record is not None or plan.train != "all":
         print(_summary(plan.name, model, plan.chosen, plan.left), file=sys.stderr)
 
@@ -184,10 +187,19 @@ def let_calls_be_seen(model: PreTrainedModel) -> None:
     """
     if getattr(model.config, SLOT, None) is not None:
         return
+    causal = causal_by_site(model)
     for module in model.modules():
         if calls_the_interface(type(module)) and SLOT not in vars(module):
-            add(module, *build_added(module, AttentionSpec()))
+            add(module, *build_added(module, AttentionSpec(), causal.get(module)))
+    _use_function(model)
+
+
+def _use_function(model: PreTrainedModel) -> None:
+    """Let the modules of a model call our function."""
     model.set_attn_implementation(IMPLEMENTATION)
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            adds_masks(type(module.config))  # a compiler cannot trace the search
 
 
 def _separate_config(model: PreTrainedModel) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import eager_mask, sdpa_mask
 
 from fairseq_lowrank.attention.watching import changed_call, changing_calls, receivers_of, receiving_weights
 from fairseq_lowrank.huggingface.added import added_to, first_position, inputs_of, parts_of
-from fairseq_lowrank.huggingface.models import attention_modules
+from fairseq_lowrank.huggingface.models import adds_masks, attention_modules
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, attention
 from fairseq_lowrank.ops.attention.call import AlreadySet
@@ -105,7 +105,8 @@ def attention_forward(
         )
     added, receivers = added_to(module), receivers_of(module)
     query_length, key_length = query.size(2), key.size(2)
-    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    causal = added.causal if is_causal is None else is_causal
+    causal = bool(getattr(module, "is_causal", True) if causal is None else causal)
     causal = causal and attention_mask is None and query_length > 1
     if causal and key_length > query_length:  # the first tokens in an empty static cache: later slots hold nothing yet
         key, value = key[:, :, :query_length], value[:, :, :query_length]
@@ -182,5 +183,11 @@ def _context(module: nn.Module, parts: list[nn.Module], query: Tensor, key: Tens
     return context._replace(own_values=own.repeat_interleave(query.size(1) // own.size(1), dim=1))
 
 
+def make_mask(*args: Any, config: Any = None, **kwargs: Any) -> Tensor | None:
+    """Return a mask for the chosen attention, and for attention in the same model that cannot be chosen."""
+    make = eager_mask if adds_masks(type(config)) else sdpa_mask
+    return make(*args, config=config, **kwargs)
+
+
 AttentionInterface.register(IMPLEMENTATION, attention_forward)
-AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)  # without it transformers drops masks in silence
+AttentionMaskInterface.register(IMPLEMENTATION, make_mask)  # without it transformers drops masks in silence

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections import Counter
 from collections.abc import Collection
 
@@ -66,6 +67,43 @@ def other_attention(model: nn.Module) -> list[nn.Module]:
             others.append(module)
             within |= parts
     return others
+
+
+def causal_by_site(model: nn.Module) -> dict[nn.Module, bool]:
+    """Return, for modules of models that transformers never runs with SDPA, whether they are causal.
+
+    Their flag ``is_causal`` may be wrong or missing, because without SDPA transformers always makes the mask.
+    """
+    makes_masks: dict[nn.Module, bool] = {}
+    for outer in model.modules():  # a model within another one comes later
+        if isinstance(outer, PreTrainedModel):
+            makes_masks |= dict.fromkeys(outer.modules(), not outer._supports_sdpa)
+    return {module: site == "decoder" for module, site, _ in attention_modules(model) if makes_masks.get(module)}
+
+
+_ADDS_MASKS: dict[type, bool] = {}
+
+
+def adds_masks(config_class: type) -> bool:
+    """Return True if models of a configuration class may add masks to scores, which masks of booleans would not hide.
+
+    transformers never runs them with SDPA, and a class of their modules computes attention itself.
+    """
+    if config_class not in _ADDS_MASKS:  # a dictionary, because a compiler cannot trace the search
+        _ADDS_MASKS[config_class] = _finds_added_masks(config_class)
+    return _ADDS_MASKS[config_class]
+
+
+def _finds_added_masks(config_class: type) -> bool:
+    kinds, places = [PreTrainedModel], set()
+    while kinds:
+        kind = kinds.pop()
+        kinds += kind.__subclasses__()
+        if kind.config_class is config_class and not kind._supports_sdpa:
+            places |= {kind.__module__} & sys.modules.keys()
+    classes = [part for place in places for part in vars(sys.modules[place]).values() if isinstance(part, type)]
+    parts = [part for part in classes if issubclass(part, nn.Module)]
+    return any(_is_attention(part) and not calls_the_interface(part) for part in parts)
 
 
 def describe(modules: Collection[nn.Module]) -> str:

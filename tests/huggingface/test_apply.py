@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 from transformers import AttentionInterface, AutoModelForMaskedLM
-from transformers_families import CAUSAL, FAMILIES, GENERATING, build
+from transformers_families import BART, CAUSAL, FAMILIES, GENERATING, SIZES, TOKENS, build
 
 from fairseq_lowrank import cli, huggingface
 from fairseq_lowrank.huggingface import (
@@ -462,3 +462,26 @@ def test_other_parts_with_the_configuration_of_a_mixed_part_name_the_remedy():
         logits_of(model, "bart")
     apply_attention(model, "mixhead-a", sites=["decoder", "cross"])
     torch.testing.assert_close(logits_of(model, "bart"), logits_of(build("bart"), "bart"))
+
+
+@pytest.mark.parametrize("name", ["NllbMoeModel", "SplinterModel"])
+def test_models_without_sdpa_see_what_they_saw(name):
+    """The decoder of the first one calls itself not causal, and the encoder of the second one says nothing."""
+    kind, sizes = getattr(transformers, name), BART if name == "NllbMoeModel" else SIZES
+    model = kind(kind.config_class(**sizes | TOKENS)).eval()
+    given = {"decoder_input_ids": torch.arange(9, 3, -1)[None]} if model.config.is_encoder_decoder else {}
+    with torch.no_grad():
+        expected = model(torch.arange(2, 11)[None], **given)[0]
+        found = apply_attention(model, "mixhead-a")(torch.arange(2, 11)[None], **given)[0]
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+def test_attention_that_cannot_be_chosen_gets_the_mask_that_it_had():
+    """The encoder of BigBird-Pegasus adds its mask to scores."""
+    kind, tokens = transformers.BigBirdPegasusModel, torch.arange(2, 11)[None]
+    model = kind(transformers.BigBirdPegasusConfig(**BART | TOKENS)).eval()
+    given = {"attention_mask": (tokens < 9).long(), "decoder_input_ids": tokens}
+    with torch.no_grad():
+        expected = model(tokens, **given)[0]
+        found = apply_attention(model, "mixhead-a", sites=["decoder", "cross"])(tokens, **given)[0]
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
