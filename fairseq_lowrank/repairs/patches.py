@@ -345,6 +345,13 @@ PATCHES: tuple[Patch, ...] = (
     ),
     *group(
         "fix",
+        "nan-detector",
+        {"fairseq.nan_detector.NanDetector.add_hooks": stack.watch_gradients_of_tensors},
+        "If gradients of a Transformer for translation are not finite, its training ends in a StopIteration that hides this.",
+        "fairseq finds such gradients without torch's hooks of modules",
+    ),
+    *group(
+        "fix",
         "whole-evaluation",
         {
             "fairseq.data.data_utils.batch_by_size": evaluation.announce_sentences,

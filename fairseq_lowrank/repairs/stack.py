@@ -137,6 +137,35 @@ def take_special_symbols(init: Callable) -> Callable:
     return __init__
 
 
+def watch_gradients_of_tensors(add_hooks: Callable) -> Callable:
+    """Wrap ``NanDetector.add_hooks``: watch the gradients of a module's outputs by hooks of these tensors.
+
+    torch's hook of a module fails if the output is a dictionary of lists, as that of an encoder is.
+    """
+
+    def tensors(output):
+        if isinstance(output, torch.Tensor):
+            yield output
+        elif isinstance(output, (dict, list, tuple)):
+            for part in output.values() if isinstance(output, dict) else output:
+                yield from tensors(part)
+
+    @functools.wraps(add_hooks)
+    def add_hooks_of_tensors(self, module):
+        def watch(module, inputs, output):
+            for tensor in tensors(output):
+                if tensor.requires_grad:
+                    tensor.register_hook(functools.partial(self.bhook_fn, module, inputs))
+
+        backward, self.backward = self.backward, False
+        add_hooks(self, module)
+        self.backward = backward
+        if backward:
+            self.fhooks.append(module.register_forward_hook(watch))
+
+    return add_hooks_of_tensors
+
+
 def quantise_on_any_device(emulate: Callable) -> Callable:
     """Wrap ``emulate_int8_histogram``: the scale of 8 bits is found on the device of the tensor, not on a GPU."""
 

@@ -1,5 +1,6 @@
 """What mends fairseq costs nothing where it mends nothing, and says nothing."""
 
+import math
 import subprocess
 import sys
 import warnings
@@ -12,6 +13,7 @@ pytest.importorskip("fairseq")
 from fairseq import options, utils
 from fairseq.data.legacy import BertDictionary, MaskedLMDictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.nan_detector import NanDetector
 from fairseq.sequence_generator import SequenceGenerator
 from families import DICTIONARY, FAMILIES
 from tiny_transformer import SIZES, build, make_task, sentences, shake
@@ -83,6 +85,19 @@ def test_scalar_noise_needs_no_gpu(arch):
     model = build(arch, *SIZES, "--quant-noise-scalar", 0.5, task=task)
     noisy, whole = (model.train(training)(source, None, source)[0] for training in (True, False))
     assert noisy.isfinite().all() and whole.isfinite().all() and not noisy.equal(whole)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_detector_names_the_module_whose_gradient_is_not_finite(arch, caplog):
+    task = make_task()
+    source = sentences(task.source_dictionary, 5, 2, 4, left_pad=True)
+    model = build(arch, *SIZES, task=task).train()
+    with caplog.at_level("WARNING"), NanDetector(model):
+        (model(source, None, source)[0].sum() * math.nan).backward()
+    shape = [*source.shape, len(task.target_dictionary)]
+    assert caplog.messages == [
+        f"NaN detected in output of decoder.output_projection, shape: torch.Size({shape}), backward"
+    ]
 
 
 @pytest.mark.parametrize("kind", [MaskedLMDictionary, BertDictionary])
