@@ -201,7 +201,10 @@ def _check_writable(path: Path, folder: Path) -> None:
 
 
 def print_safely() -> None:
-    """Make standard output escape characters that its encoding does not have."""
+    """Make standard output escape characters that its encoding does not have, and discard what a closed stream gets."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed, as by >&-
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 

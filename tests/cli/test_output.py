@@ -358,6 +358,15 @@ def test_printing_to_an_ascii_terminal_loses_no_result(monkeypatch):
     assert "log\\u2083 d" in ascii_output(monkeypatch, *ADVISE)
 
 
+@pytest.mark.parametrize("closed", ["stdout", "stderr"])
+def test_command_with_a_closed_stream_works(closed, monkeypatch, capsys):
+    monkeypatch.setattr(sys, closed, None)
+    assert cli.main(["user-dir"]) == 0
+    assert cli.main(["inspect", "no-checkpoint.pt"]) == 2
+    printed = capsys.readouterr()
+    assert [printed.out.count("\n"), printed.err.count("\n")] == ([0, 1] if closed == "stdout" else [1, 0])
+
+
 def test_json_on_an_ascii_terminal_can_be_read(monkeypatch):
     findings = json.loads(ascii_output(monkeypatch, *ADVISE, "--json"))["findings"]
     assert any("log₃ d" in finding["text"] for finding in findings)
