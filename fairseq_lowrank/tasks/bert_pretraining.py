@@ -31,7 +31,7 @@ from fairseq.models.masked_lm import MaskedLMModel
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING
 
-from fairseq_lowrank.messages import UserError, flag_name
+from fairseq_lowrank.messages import FlagError, UserError, flag_name
 from fairseq_lowrank.tasks.sentence_pairs import (
     DocumentText,
     FrameWithSpecialTokens,
@@ -101,7 +101,8 @@ class BertPretrainingTask(FairseqTask):
         """
         length, positions = self.cfg.tokens_per_sample, getattr(cfg, "max_positions", None)
         if positions is not None and 0 < positions < length:
-            raise UserError(f"--tokens-per-sample {length}: expected at most {positions}, the model's --max-positions.")
+            reason = f"expected at most {positions}, the model's --max-positions"
+            raise FlagError("--tokens-per-sample", length, reason, "Give a smaller number.")
         if getattr(cfg, "num_segment", None) == 1:
             raise UserError("--num-segment 1: a pair has two segments. Use --num-segment 2.")
         return super().build_model(cfg, from_checkpoint)
@@ -187,9 +188,8 @@ def check_settings(cfg: BertPretrainingConfig) -> None:
         UserError: a flag has a value that is not accepted.
     """
     if cfg.tokens_per_sample < 5:
-        raise UserError(
-            f"--tokens-per-sample {cfg.tokens_per_sample}: expected at least 5, for two words and three symbols."
-        )
+        reason = "expected at least 5, for two words and three symbols"
+        raise FlagError("--tokens-per-sample", cfg.tokens_per_sample, reason, "Give a larger number.")
     for name in ("short_pair_prob", "leave_unmasked_prob", "random_token_prob"):
         if not 0 <= (value := getattr(cfg, name)) <= 1:
             raise UserError(f"{flag_name(name)} {value:g}: expected a number from 0 to 1.")

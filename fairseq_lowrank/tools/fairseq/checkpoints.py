@@ -82,10 +82,14 @@ def load_model(path: Path, *, data: Path | None = None, tokens_per_sample: int |
             reason = f"{path} reads sequences of the data as they are, not blocks"
             raise FlagError("--length", tokens_per_sample, reason, "Remove the flag.")
         of_task.tokens_per_sample = tokens_per_sample
-    with reading_data(folder):
-        task = tasks.setup_task(of_task, from_checkpoint=True)
     try:
+        with reading_data(folder):
+            task = tasks.setup_task(of_task, from_checkpoint=True)
         models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(path)], overrides, task, state=state)
+    except FlagError as error:
+        if error.flag == "--tokens-per-sample" and tokens_per_sample is not None:
+            error.flag = "--length"
+        raise
     except StateDictMismatch as error:
         error.path, error.remedy = str(path), "Copy or download it again."
         if (

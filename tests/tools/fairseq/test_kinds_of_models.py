@@ -22,6 +22,10 @@ CLASSES = "--task sentence_prediction --criterion sentence_prediction --num-clas
 KINDS = {
     "text": ["--task", "language_modeling", "--arch", "lowrank_transformer_lm", *DECODER],
     "masked": ["--task", "masked_lm", "--arch", "roberta_base", "--tokens-per-sample", "12", *ENCODER],
+    "pairs": [
+        *("--task", "bert_pretraining", "--arch", "lowrank_bert_base"),
+        *("--tokens-per-sample", "12", "--max-positions", "12", *ENCODER),
+    ],
     "classes": [*CLASSES.split(), "--arch", "roberta_base", *ENCODER],
     "classes-bert": [*CLASSES.split(), "--arch", "lowrank_bert_base", *ENCODER],
     "denoising": ["--task", "denoising", "--arch", "bart_base", "--tokens-per-sample", "24", *SIZES],
@@ -142,6 +146,11 @@ def test_length_is_that_of_blocks(trained, untrained, capsys):
     assert task.cfg.tokens_per_sample == 9
     with pytest.raises(FlagError, match="reads at most 1024 tokens"):
         checkpoints.load_model(path, tokens_per_sample=1025)
+
+
+@pytest.mark.parametrize("length", [4, 13])
+def test_length_that_a_task_refuses_is_named_by_its_flag(length, untrained, capsys):
+    assert f"--length {length}: expected at" in refused(capsys, "spectrum", untrained("pairs"), "--length", length)
 
 
 @pytest.mark.parametrize("score", ["synthesizer-random", "relative"])
