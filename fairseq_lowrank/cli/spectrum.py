@@ -188,7 +188,7 @@ def measure(path: Path, label: str, args) -> list[dict]:
     state = checkpoints.load_state(path)
     training_seed = checkpoints.configuration(state, "common", "seed")
     spectra = {label: spectrum.Spectra()}
-    generator, tokens = torch.Generator().manual_seed(args.seed), 0
+    generator, tokens, sources = torch.Generator().manual_seed(args.seed), 0, 0
 
     def receive(layer, weights) -> None:
         found = {label: weights}
@@ -212,6 +212,8 @@ def measure(path: Path, label: str, args) -> list[dict]:
         for sample in tracked(chosen, label, "sequences"):
             model(**sample["net_input"])
             tokens += sample["ntokens"]
+            if "prev_output_tokens" in sample["net_input"]:  # an encoder reads other tokens than the decoder
+                sources += int(sample["net_input"]["src_lengths"].sum())
     return [
         {
             "checkpoint": str(path),
@@ -220,6 +222,7 @@ def measure(path: Path, label: str, args) -> list[dict]:
             "subset": args.subset,
             "sequences": len(chosen),
             "mean_length": tokens / len(chosen),
+            "mean_source_length": sources / len(chosen) if sources else None,
             "sequence_seed": args.seed,
             "training_seed": training_seed,
             "sites": place.summary(),
@@ -244,6 +247,7 @@ def measure_transformers(folder: Path, label: str, args) -> list[dict]:
             "subset": str(args.text),
             "sequences": len(chosen),
             "mean_length": sum(tokens.size(1) for tokens in chosen) / len(chosen),
+            "mean_source_length": None,
             "sequence_seed": args.seed,
             "training_seed": None,
             "sites": pretrained.measure(model, chosen, label),
@@ -288,10 +292,16 @@ def as_text(results: list[dict]) -> str:
         for site, found in result["sites"].items()
     ]
     about = dict.fromkeys(
-        f"{result['sequences']} sequences of {result['subset']!r}, {result['mean_length']:.0f} tokens on average"
+        f"{result['sequences']} sequences of {result['subset']!r}, {lengths(result)} tokens on average"
         for result in results
     )
     return f"{'; '.join(about)}\n{_output.table(['', 'site', 'd_k', *columns.values()], rows)}"
+
+
+def lengths(result: dict) -> str:
+    """Return the mean length of the sequences, for an encoder and a decoder that of each."""
+    target, source = f"{result['mean_length']:.0f}", result["mean_source_length"]
+    return target if source is None else f"{source:.0f} source and {target} target"
 
 
 def has_bound(found: dict) -> bool:

@@ -144,6 +144,14 @@ def test_the_spectrum_command_compares_checkpoints_and_draws(trained, tmp_path, 
     printed = capsys.readouterr().out
     assert "stock" in printed and "cross" in printed
     data = json.loads((tmp_path / "spectrum.json").read_text())
+    _, task = checkpoints.load_model(trained("stock"))
+    read = samples(task, 3)
+    sources, targets = (
+        sum(one.ne(task.source_dictionary.pad()).sum().item() for one in rows) / 3
+        for rows in zip(*((sample["net_input"]["src_tokens"], sample["target"]) for sample in read), strict=True)
+    )
+    assert f"3 sequences of 'valid', {sources:.0f} source and {targets:.0f} target tokens on average" in printed
+    assert (data[0]["mean_source_length"], data[0]["mean_length"]) == (sources, targets)
     assert [result["label"] for result in data] == ["stock", "mhe"]
     assert list(data[0]["sites"]) == ["cross", "decoder", "encoder"]
     for result in data:
