@@ -610,6 +610,8 @@ def test_a_recipe_explains_itself_and_refuses_arguments(name):
             {"EXTRA": "--log-format=simple"},
             "EXTRA=--log-format=simple: --log-format removes the log",
         ),
+        ({"EXTRA": "--see 3"}, "EXTRA=--see 3: the recipe sets --seed. Use SEED"),
+        ({"GENERATE": "--qui"}, "GENERATE=--qui: --quiet leaves out the hypotheses to score"),
         ({"EXTRA": "--lr 1 --seed=3"}, "EXTRA=--lr 1 --seed=3: the recipe sets --seed. Use SEED"),
         (
             {"ROWS": "mha mixhead-c"},
@@ -628,6 +630,11 @@ def test_a_recipe_explains_itself_and_refuses_arguments(name):
 def test_settings_that_mean_nothing_are_refused_in_one_line(recipe, variables, message):
     refused = recipe("mixhead/table7.sh", fails=True, **variables)
     assert refused.returncode == 2 and message in refused.stdout and refused.stdout.count("\n") == 1
+
+
+def test_language_models_may_be_scored_quietly(recipe):
+    evaluated = commands(recipe("mixhead/table7.sh", EVALUATE="--quiet").stdout, "fairseq-eval-lm")
+    assert evaluated and all(command[-1] == "--quiet" for command in evaluated)
 
 
 def test_0_switches_a_trial_off(recipe):

@@ -21,13 +21,16 @@ CONFLICTING_FLAGS = {
     "--disable-validation": "the checkpoint with the best validation score",
     "--log-format": "the log in fairseq's format 'json'",
 }
-# Flags that would make another score than the line says, or none.
+# Flags that would make another score than the line says, or none, in the variables that may have them.
+OTHER_SCORES = {"--path": "scores another checkpoint", "--gen-subset": "scores another split than the line says"}
 FLAGS_OF_SCORES = {
-    "--path": "scores another checkpoint",
-    "--gen-subset": "scores another split than the line says",
-    "--quiet": "leaves out the hypotheses to score",
-    "--results-path": "writes the hypotheses to another file than the one that is scored",
-    "--score-reference": "scores the references",
+    "GENERATE": OTHER_SCORES
+    | {
+        "--quiet": "leaves out the hypotheses to score",
+        "--results-path": "writes the hypotheses to another file than the one that is scored",
+        "--score-reference": "scores the references",
+    },
+    "EVALUATE": OTHER_SCORES,
 }
 
 # The variables that switch patches of fairseq on and off by their names.
@@ -105,17 +108,21 @@ class Settings:
                 f"ALONE=1: JOBS={environ['JOBS']} trains rows at the same time. Set JOBS=1, or leave ALONE out."
             )
         for name, given_words in (("GENERATE", settings.generate), ("EVALUATE", settings.evaluate)):
-            for flag in (word.partition("=")[0] for word in given_words):
-                if flag in FLAGS_OF_SCORES:
-                    raise UserError(f"{name}={environ[name]}: {flag} {FLAGS_OF_SCORES[flag]}. Remove the flag.")
-        for flag in (word.partition("=")[0] for word in settings.extra):
-            if flag in FLAGS_OF_RECIPES:
-                raise UserError(f"EXTRA={environ['EXTRA']}: the recipe sets {flag}. Use {FLAGS_OF_RECIPES[flag]}.")
-            if flag in CONFLICTING_FLAGS:
-                raise UserError(
-                    f"EXTRA={environ['EXTRA']}: {flag} removes {CONFLICTING_FLAGS[flag]}, which the recipe needs. Remove the flag."
-                )
+            for flag in meant(given_words, FLAGS_OF_SCORES[name]):
+                raise UserError(f"{name}={environ[name]}: {flag} {FLAGS_OF_SCORES[name][flag]}. Remove the flag.")
+        for flag in meant(settings.extra, FLAGS_OF_RECIPES):
+            raise UserError(f"EXTRA={environ['EXTRA']}: the recipe sets {flag}. Use {FLAGS_OF_RECIPES[flag]}.")
+        for flag in meant(settings.extra, CONFLICTING_FLAGS):
+            raise UserError(
+                f"EXTRA={environ['EXTRA']}: {flag} removes {CONFLICTING_FLAGS[flag]}, which the recipe needs. Remove the flag."
+            )
         return settings
+
+
+def meant(given: Iterable[str], flags: Iterable[str]) -> list[str]:
+    """Return those of the flags that words give, whole or shortened as argparse allows."""
+    names = [word.partition("=")[0] for word in given]
+    return [flag for flag in flags for name in names if len(name) > len("--") and flag.startswith(name)]
 
 
 def switch(environ: Mapping[str, str], name: str) -> bool:
