@@ -19,16 +19,17 @@ WIDTHS = (2, 40)
 FILE_ENDINGS = (".json", ".csv", ".md", ".html", ".png", ".pdf", ".pt")
 
 
-def add_output_arguments(parser, files: str) -> None:
-    """Add `--json` and `--output DIR`; `files` names the files for the help."""
+def add_output_arguments(parser, files: str, *, pictures: bool = True) -> None:
+    """Add `--json`, `--output DIR` and, for pictures, `--width`; `files` names the files for the help."""
     add_json_argument(parser)
     parser.add_argument("--output", type=Path, metavar="DIR", help=f"folder to write to: {files}")
-    parser.add_argument(
-        "--width",
-        type=float,
-        metavar="INCHES",
-        help="width of the pictures of --output, such as 3.3 for a paper's column",
-    )
+    if pictures:
+        parser.add_argument(
+            "--width",
+            type=float,
+            metavar="INCHES",
+            help="width of the pictures of --output, such as 3.3 for a paper's column",
+        )
     parser.set_defaults(check_output=check_folder)
 
 

@@ -31,15 +31,22 @@ HELP = "compare the GPU kernels with the reference on random problems"
 def add_arguments(parser) -> None:
     parser.add_argument("--cases", type=int, default=1000, metavar="N", help="random problems (default: 1000)")
     parser.add_argument("--device", default="cuda", help="device of the tensors (default: cuda)")
-    parser.add_argument("--backend", default="triton", choices=("triton", "tiled"), help="(default: triton)")
-    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
+    parser.add_argument(
+        "--backend", default="triton", choices=("triton", "tiled"), help="kernels to check (default: triton)"
+    )
+    parser.add_argument(
+        "--dtype",
+        default="bfloat16",
+        choices=("bfloat16", "float16", "float32"),
+        help="dtype of the tensors (default: bfloat16)",
+    )
     parser.add_argument(
         "--compositions", type=int, default=24, metavar="N", help="number of compositions to compile (default: 24)"
     )
     parser.add_argument(
         "--longest", type=int, metavar="N", help="greatest number of queries and keys (default: 200; 20 on the CPU)"
     )
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, metavar="SEED", help="seed of the problems (default: 0)")
     parser.add_argument("--random-only", action="store_true", help="check no common layers")
 
 

@@ -44,7 +44,7 @@ def add_arguments(parser) -> None:
     parser.add_argument(
         "--max-tokens", type=int, default=8192, metavar="N", help="tokens of a batch (default: %(default)s)"
     )
-    _output.add_output_arguments(parser, "predictions, test-server files, scores.json")
+    _output.add_output_arguments(parser, "predictions, test-server files, scores.json", pictures=False)
 
 
 def run(args) -> None:

@@ -1,5 +1,6 @@
 """The command line as a whole, and its smallest commands."""
 
+import argparse
 import json
 import logging
 import os
@@ -11,7 +12,10 @@ from pathlib import Path
 import pytest
 
 import fairseq_lowrank
+from experiments import commands
 from fairseq_lowrank import cli, versions
+
+MODULES = cli.command_modules(cli) | cli.command_modules(commands)
 
 
 def test_help_lists_every_command(capsys):
@@ -29,6 +33,15 @@ def test_every_command_explains_itself(name, capsys):
         cli.main([name, "--help"])
     assert exit.value.code == 0
     assert cli.command_modules(cli)[name].__doc__.splitlines()[0] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("module", [*MODULES.values()], ids=[*MODULES])
+def test_every_flag_is_explained_and_a_width_is_that_of_pictures(module):
+    parser = argparse.ArgumentParser()
+    module.add_arguments(parser)
+    texts = {action.option_strings[0]: action.help or "" for action in parser._actions if action.option_strings}
+    assert not [flag for flag, text in texts.items() if len(text.partition("(default")[0]) < 4]
+    assert ("--width" in texts) == (".png" in texts.get("--output", ""))
 
 
 def test_every_command_is_in_one_group():
