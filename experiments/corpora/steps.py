@@ -38,15 +38,21 @@ SPLITS = ("train", "valid", "test")
 def check_settings(args: argparse.Namespace, keep: bool = False) -> None:
     """Refuse other settings than those of --output; with `keep`, save the settings if nothing is made yet.
 
-    An old folder has no note: it was made with the default subwords, and its name gives the other settings.
+    An old folder has no note: it was made with the default subwords, and its name gives the other settings. The settings of
+    subwords may change until subwords are learned, because a text may be too short for their number.
     """
     file = args.output / SETTINGS
     arguments = [argument for argument in args.corpus.arguments if argument.affects_files]
     given = {argument.name: getattr(args, argument.name) for argument in arguments}
     kept = dict(given)
+    learned = any((args.output / name).exists() for name in ("bpe.model", "bin"))
     if file.exists():
         kept |= json.loads(file.read_text(encoding="utf-8"))
-    elif any((args.output / name).exists() for name in ("bpe.model", "bin")):
+        if not learned and (changed := {name: given[name] for name in ("bpe", "subwords") if name in given}):
+            kept |= changed
+            if keep:
+                write_lines(file, [json.dumps(kept)])
+    elif learned:
         kept |= {argument.name: argument.default for argument in arguments if argument.default and not argument.part}
     elif keep:
         make(file, write_lines, file, [json.dumps(given)])

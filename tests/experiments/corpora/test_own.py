@@ -47,6 +47,18 @@ def test_own_text_becomes_a_corpus_of_its_name(prepare, text, tmp_path, flags, u
     assert prepare("mine") == (0, said)
 
 
+def test_number_of_subwords_that_cannot_be_learned_may_be_replaced(prepare, text, tmp_path):
+    command = ("own", "--name", "mine", *PARALLEL, *text[1])
+    status, said = prepare(*command, "--bpe", 4000)
+    assert status == 2 and "cannot learn 4000 pieces" in said
+    status, said = prepare(*command, "--bpe", 40, "--moses")
+    assert status == 2 and "was made with no --moses" in said
+    assert prepare(*command, "--bpe", 40)[0] == 0
+    assert parse_corpus_name("mine")[1]["bpe"] == 40
+    status, said = prepare(*command, "--bpe", 41)
+    assert status == 2 and "was made with --bpe 40, not with --bpe 41" in said
+
+
 def test_a_corpus_of_texts_that_have_changed_is_refused(prepare, text, tmp_path):
     folder, files = text
     command = ("own", "--name", "mine", *PARALLEL, *files)
