@@ -200,6 +200,11 @@ def _use_function(model: PreTrainedModel) -> None:
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
             adds_masks(type(module.config))  # a compiler cannot trace the search
+        # an EncoderDecoderModel of two models copies their configuration, and their modules keep the old one
+        elif SLOT in vars(module):
+            config = getattr(module, "config", None)
+            if isinstance(config, PretrainedConfig) and config._attn_implementation != IMPLEMENTATION:
+                config._attn_implementation = IMPLEMENTATION
 
 
 def _separate_config(model: PreTrainedModel) -> None:

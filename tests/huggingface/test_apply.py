@@ -485,3 +485,17 @@ def test_attention_that_cannot_be_chosen_gets_the_mask_that_it_had():
         expected = model(tokens, **given)[0]
         found = apply_attention(model, "mixhead-a", sites=["decoder", "cross"])(tokens, **given)[0]
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+def test_a_model_of_two_models_calls_the_chosen_attention():
+    encoder = transformers.ViTModel(transformers.ViTConfig(**SIZES | {"image_size": 16, "patch_size": 8}))
+    decoder = transformers.BertLMHeadModel(
+        transformers.BertConfig(**SIZES | TOKENS, is_decoder=True, add_cross_attention=True)
+    )
+    model = transformers.VisionEncoderDecoderModel(encoder=encoder, decoder=decoder).eval()
+    given = {"pixel_values": torch.randn(1, 3, 16, 16), "decoder_input_ids": torch.arange(2, 9)[None]}
+    with torch.no_grad():
+        expected = model(**given).logits
+        torch.testing.assert_close(apply_attention(model, "mixhead-a")(**given).logits, expected, atol=1e-5, rtol=0)
+        apply_attention(model, "mha").set_attn_implementation("sdpa")
+        torch.testing.assert_close(model(**given).logits, expected, atol=1e-5, rtol=0)
