@@ -13,6 +13,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming, apply_renamings
 
 from fairseq_lowrank.attention.sharding import is_sharded, whole
 from fairseq_lowrank.attention.states import refuse_unknown_options
@@ -135,7 +137,7 @@ def load_attention(model: PreTrainedModel, folder: str | os.PathLike, *, train: 
     if files[0].name == WEIGHTS:
         _refuse_weights_of_another_choice(files[0], record)
     wanted = plan.tensors()
-    loaded = _saved_tensors(files, plan.model.base_model_prefix, wanted)
+    loaded = _saved_tensors(files, plan.model, wanted)
     for name, tensor in wanted.items():
         if tensor.is_meta:
             raise UserError(
@@ -174,19 +176,25 @@ def _refuse_weights_of_another_choice(weights: Path, record: dict) -> None:
         )
 
 
-def _saved_tensors(files: list[Path], prefix: str, names: Collection[str]) -> dict[str, Tensor]:
+def _saved_tensors(files: list[Path], model: PreTrainedModel, names: Collection[str]) -> dict[str, Tensor]:
     """Return the tensors of these names; a model with the head of a task has the base model's prefix in front of them.
+
+    ``save_pretrained`` may write other names than those of the model, such as the older ones of ViT.
 
     Raises:
         UserError: two files hold different tensors of one name.
     """
     found: dict[str, tuple[Path, Tensor]] = {}
+    prefix, ends = model.base_model_prefix, {name.rpartition(".")[2] for name in names}
+    renamings = [one for one in get_model_conversion_mapping(model) if isinstance(one, WeightRenaming)]
     for file in files:
         with _opened(file) as tensors:
-            keys = set(tensors.keys())
+            stored = tensors.keys()
+            keys = [key for key in stored if key.rpartition(".")[2] in ends]
+            places = {apply_renamings(key, renamings): key for key in keys} | {key: key for key in keys}
             for name in names:
                 candidates = (name, f"{prefix}.{name}", name.removeprefix(f"{prefix}."))
-                if (key := next((key for key in candidates if key in keys), None)) is None:
+                if (key := next((places[key] for key in candidates if key in places), None)) is None:
                     continue
                 tensor = tensors.get_tensor(key)
                 if name in found and not torch.equal(found[name][1], tensor):

@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from full_disk import full_disk
+from safetensors.torch import load_file
 from torch.nn.utils import parametrizations, parametrize, prune
 from transformers_families import build
 
@@ -246,3 +247,17 @@ def test_a_mixing_under_other_names_is_refused_before_it_is_saved(change, undo, 
     undo(part)
     save_attention(model, tmp_path)
     torch.testing.assert_close(load_attention(build("gpt2"), tmp_path)(TOKENS).logits, model(TOKENS).logits)
+
+
+@pytest.mark.parametrize("kind", ["ViTForImageClassification", "ViTModel"])
+def test_a_model_that_is_saved_under_older_names_is_loaded(kind, tmp_path):
+    model = apply_attention(build("vit"), "mixhead-a")
+    with torch.no_grad():
+        for tensor in mixing_state(model).values():
+            tensor.add_(torch.randn_like(tensor))
+    model.save_pretrained(tmp_path)
+    assert "vit.encoder.layer.0.attention.mixing.weight" in load_file(tmp_path / "model.safetensors")
+    loaded = load_attention(getattr(transformers, kind).from_pretrained(tmp_path).eval(), tmp_path)
+    pixels = torch.randn(1, 3, 16, 16)
+    expected = model if kind != "ViTModel" else model.vit
+    torch.testing.assert_close(loaded(pixels)[0], expected(pixels)[0])
