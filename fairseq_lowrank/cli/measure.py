@@ -143,6 +143,11 @@ def as_text(result: dict) -> str:
         f"({result['tokens_of_basis']} tokens){result['about'] and '; '}{result['about']}",
         "",
         *(verdict["text"] for verdict in result["verdicts"]),
+        *(
+            f"{layer['name']}: runs {layer['runs']} times for each sequence, with one basis."
+            for layer in result["layers"]
+            if layer["runs"] > 1
+        ),
         result["limit"],
     ]
     for kind, cuts in result["cuts"].items():

@@ -107,6 +107,7 @@ def measure(
         if not quick:
             trial.cut("values")
             cuts["values"] = {"all": trial.curve(probe.layers, held_out)[0]}
+    runs = {index: max(1, found.calls // len(basis)) for index, found in probe.layers.items()}
     result = {
         "label": label,
         "model": subject.name,
@@ -115,11 +116,11 @@ def measure(
         "less_is_better": subject.metric.less_is_better,
         "tolerance": tolerance,
         "sequences_of_basis": len(basis),
-        "tokens_of_basis": min(found.keys.count for found in probe.layers.values()),
+        "tokens_of_basis": min(found.keys.count // runs[index] for index, found in probe.layers.items()),
         "sequences_held_out": len(held_out),
         "mean_length": subject.sequence_length,
         "value": _mean(trial.uncut),
-        "layers": [_describe(subject.layers[i], found, probe) for i, found in probe.layers.items()],
+        "layers": [_describe(subject.layers[i], found, probe) | {"runs": runs[i]} for i, found in probe.layers.items()],
         "never_ran": [layer.name for i, layer in enumerate(subject.layers) if i not in probe.layers],
         "cuts": cuts,
     }

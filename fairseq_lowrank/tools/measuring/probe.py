@@ -64,7 +64,8 @@ def cut_call(call: AttentionCall, kind: Kind, cut: Cut, rank: int) -> AttentionC
 class LayerStatistics:
     """What one attention layer did on the sequences of the basis.
 
-    ``sequences`` has a tensor ``[H]`` for each name and sequence.
+    ``sequences`` has a tensor ``[H]`` for each name and sequence. ``calls`` is their number of calls of the layer: a layer whose
+    weights are shared, as in ALBERT, runs several times for each sequence.
     """
 
     queries: Moments
@@ -72,6 +73,7 @@ class LayerStatistics:
     outputs: Moments
     limit: int
     sequences: dict[str, list[Tensor]] = field(default_factory=dict)
+    calls: int = 0
 
     def add(self, queries: Tensor, keys: Tensor, outputs: Tensor) -> None:
         """Add one sequence's queries, keys and outputs of heads, ``[H, T or S, E or Dv]``."""
@@ -144,6 +146,7 @@ class Probe:
         if layer not in self.layers:
             shapes = [(part.size(1), part.size(-1)) for part in (queries, keys, outputs)]
             self.layers[layer] = LayerStatistics(*(Moments(*shape) for shape in shapes), limit=self.limits[layer])
+        self.layers[layer].calls += 1
         for parts in zip(queries, keys, outputs, strict=True):
             self.layers[layer].add(*parts)
 

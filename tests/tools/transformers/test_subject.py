@@ -442,3 +442,13 @@ def test_translations_are_read_after_their_start(name):
     logits = model(input_ids=source, decoder_input_ids=start).logits[0]
     expected = -sum(logits.log_softmax(-1)[place, word] for place, word in enumerate(target[0])) / math.log(2)
     assert tokens == 4 and bits == pytest.approx(expected.item(), rel=1e-9)
+
+
+def test_tokens_of_a_layer_that_runs_several_times_count_once():
+    sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64}
+    config = transformers.AlbertConfig(vocab_size=100, embedding_size=16, **sizes)
+    found = TransformersSubject(transformers.AlbertForMaskedLM(config).eval(), texts(4), mask_token=3)
+    result = measure(found, "albert", quick=True)
+    assert result["tokens_of_basis"] == 2 * LENGTH
+    assert [layer["runs"] for layer in result["layers"]] == [3]
+    assert "runs 3 times for each sequence, with one basis." in as_text(result)
