@@ -140,9 +140,15 @@ def planned(
         except ValueError as error:
             raise UserError(f"attention {preset!r} in {site} attention: {error}") from error
     if not can_exchange_attention(type(model)):
+        known = type(model).__module__.startswith("transformers.")
+        remedy = (
+            "Use a model for which supported(model_class) is true."
+            if known
+            else ("Put the class into a module, not into a notebook.")
+        )
         raise UserError(
             f"{type(model).__name__}: transformers does not exchange its attention function, since it does not find one in the "
-            "source of the class. Put the class into a module, not into a notebook."
+            f"source of the class. {remedy}"
         )
     causal = causal_by_site(model)
     added = {

@@ -18,6 +18,7 @@ from fairseq_lowrank.huggingface import (
     supported,
 )
 from fairseq_lowrank.huggingface.added import inputs_of
+from fairseq_lowrank.huggingface.models import small_model
 from fairseq_lowrank.messages import UserError
 
 
@@ -289,6 +290,12 @@ def test_a_class_whose_attention_function_cannot_be_exchanged_is_refused():
     with pytest.raises(UserError, match="Own: transformers does not exchange its attention function"):
         apply_attention(model, "mixhead-a")
     assert not mixing_state(model)
+
+
+def test_a_class_of_transformers_is_refused_without_a_word_of_notebooks():
+    model = small_model(transformers.Mask2FormerModel)
+    with pytest.raises(UserError, match=r"does not exchange .* Use a model for which supported\(model_class\) is true"):
+        apply_attention(model, "mixhead-a", sites=["encoder", "cross"])
 
 
 def test_a_class_of_a_notebook_is_as_its_base(monkeypatch):
