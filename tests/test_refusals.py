@@ -83,6 +83,8 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("--restore-file empty.txt", "empty.txt"),
         ("--restore-file flipped-mixhead.pt", "flipped-mixhead.pt"),
         ("--best-checkpoint-metric bleu", "--best-checkpoint-metric bleu: the training computes no BLEU"),
+        ("--eval-bleu --eval-bleu-args beam=5", "--eval-bleu-args beam=5: expected a dictionary in JSON"),
+        ("--eval-bleu --eval-bleu-detok-args [1]", "--eval-bleu-detok-args [1]: expected a dictionary in JSON"),
         ("--restore-file nope.pt --reset-optimizer", "--restore-file nope.pt: no such file"),
         ("--finetune-from-model words.de", "words.de"),
         ("--finetune-from-model nope.pt", "--finetune-from-model nope.pt: no such file"),

@@ -1,6 +1,8 @@
 """Checks for everyday mistakes on the command line. Each ends in a one-line error before anything is written."""
 
 import argparse
+import dataclasses
+import json
 import logging
 import os
 from collections.abc import Mapping
@@ -13,6 +15,7 @@ from fairseq.criterions.adaptive_loss import AdaptiveLoss
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
 from fairseq.data import data_utils
+from fairseq.dataclass.configs import GenerationConfig
 from fairseq.file_io import PathManager
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
 from fairseq.models.nat import FairseqNATModel
@@ -21,7 +24,7 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.tasks.translation import TranslationTask
 from fairseq.tasks.translation_lev import TranslationLevenshteinTask
 
-from fairseq_lowrank.messages import UserError, flag_name
+from fairseq_lowrank.messages import FlagError, UserError, did_you_mean, flag_name
 from fairseq_lowrank.repairs.literals import FASTA
 from fairseq_lowrank.repairs.loading import load_checkpoint
 from fairseq_lowrank.repairs.programs import EVALUATING, Program, program_of
@@ -152,6 +155,29 @@ def check_best_metric(args: argparse.Namespace) -> None:
         )
 
 
+SEARCH = {setting.name for setting in dataclasses.fields(GenerationConfig)}
+"""The names of all settings of a search."""
+
+
+def check_arguments_of_bleu(args: argparse.Namespace) -> None:
+    """Refuse arguments of ``--eval-bleu`` that are not JSON, and name settings that no search has, which fairseq ignores."""
+    if not getattr(args, "eval_bleu", False):
+        return
+    for name in ("eval_bleu_args", "eval_bleu_detok_args"):
+        text = getattr(args, name, None) or "{}"
+        try:
+            settings = json.loads(text)
+        except ValueError:
+            settings = None
+        if not isinstance(settings, dict):
+            remedy = """Write names in double quotes, such as '{"beam": 5}'."""
+            raise FlagError(flag_name(name), text, "expected a dictionary in JSON", remedy)
+        for unknown in [key for key in settings if name == "eval_bleu_args" and key not in SEARCH]:
+            logger.warning(
+                f"{flag_name(name)}: a search has no setting {unknown!r}, so it is ignored.{did_you_mean(unknown, SEARCH)}"
+            )
+
+
 def check_criterion_of_adaptive_softmax(args: argparse.Namespace) -> None:
     """Refuse a training of an adaptive softmax by cross entropy, which has no gradient in fairseq, and adaptive_loss without one."""
     criterion = CRITERION_REGISTRY.get(getattr(args, "criterion", None), object)
@@ -221,6 +247,7 @@ CHECKS = (
     check_finetuning,
     check_restored_file,
     check_best_metric,
+    check_arguments_of_bleu,
     check_data,
     check_model_of_task,
     check_language_model_path,
