@@ -37,6 +37,8 @@ DATA = {"the data folder": ("task", "data")}
 
 SETTINGS = "settings_of_batches"
 BATCHES = "remaining_batches"
+BEGINNING = "first_batch_of_process"
+"""The attribute of an iterator with the position at which it resumed, by its epoch."""
 _continuing: ContextVar[bool] = ContextVar("a trainer loads a checkpoint", default=False)
 
 
@@ -90,9 +92,9 @@ class OtherBatches(UserError):
 def remaining_batches(iterator: EpochBatchIterator, position: int) -> str:
     """Return a hash of the sentence numbers in the batches of this worker's epoch from a position on."""
     batches = iterator.epoch_batch_sampler.batches  # from the batch on with which the process began
-    left = len(iterator) - position
+    began = getattr(iterator, BEGINNING, {}).get(iterator.epoch, 0)
     digest = hashlib.sha256(f"{iterator.num_shards} {iterator.skip_remainder_batch}".encode())
-    for batch in batches[len(batches) - left :]:
+    for batch in batches[position - began :]:
         digest.update(b"batch" + numpy.asarray(batch, dtype=numpy.int64).tobytes())
     return digest.hexdigest()
 
@@ -123,6 +125,7 @@ def compare_batches(load: Callable) -> Callable:
         if state_dict.get("version", 1) > 1 and 0 < len(self) <= position:
             raise OtherBatches
         load(self, state_dict)
+        setattr(self, BEGINNING, {self.epoch: position})
         # the first worker saves
         if (
             position

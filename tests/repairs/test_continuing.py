@@ -134,6 +134,27 @@ def test_another_number_of_workers_is_refused():
         EpochBatchIterator(Numbers(), list, batches, num_shards=2).load_state_dict(state)
 
 
+@pytest.mark.parametrize("grouped", [False, True])
+def test_workers_continue_with_an_odd_number_of_batches(grouped):
+    def iterator(state=None):
+        batches = [[number] for number in range(11)]
+        found = EpochBatchIterator(Numbers(), list, batches, num_shards=2, grouped_shuffling=grouped)
+        if state:
+            found.load_state_dict(state)
+        return found
+
+    unbroken = list(iterator().next_epoch_itr())
+    state, seen = None, []
+    for _ in range(3):
+        process = iterator(state)
+        numbers = process.next_epoch_itr()
+        seen.append(next(numbers))
+        state = process.state_dict()
+    assert seen == unbroken[:3]
+    with pytest.raises(OtherBatches):
+        iterator(state | {"epoch": 2})
+
+
 @pytest.mark.parametrize(
     "flags", [SMALL, [*SMALL, "--update-freq", "2"], ["--max-tokens", "200", "--reset-dataloader"]]
 )
