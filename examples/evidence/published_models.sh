@@ -54,11 +54,17 @@ for setting in $SETTINGS; do
         for text in $TEXTS; do
             name="$(basename "$model" .gguf)" output="$made/$(basename "$model")-$text-$setting"
             row=("$name" "$text" "$setting")
-            if python -m experiments.evidence.published_models --results "$results" --has "${row[@]}"; then continue; fi
-            echo "$name, $text, $setting" >&2
-            python -m fairseq_lowrank.cli measure --transformers "$model" --text "$LOWRANK_DATA/${files[$text]}" \
-                --length "$length" --sequences "$count" "${flags[@]}" --output "$output" >"$output.log"
-            python -m experiments.evidence.published_models --results "$results" --add "${row[@]}" "$output/measure.json"
+            (
+                if ! flock --nonblock 9; then
+                    echo "$name, $text, $setting: another process measures this" >&2
+                    exit
+                fi
+                if python -m experiments.evidence.published_models --results "$results" --has "${row[@]}"; then exit; fi
+                echo "$name, $text, $setting" >&2
+                python -m fairseq_lowrank.cli measure --transformers "$model" --text "$LOWRANK_DATA/${files[$text]}" \
+                    --length "$length" --sequences "$count" "${flags[@]}" --output "$output" >"$output.log"
+                python -m experiments.evidence.published_models --results "$results" --add "${row[@]}" "$output/measure.json"
+            ) 9>"$output.lock"
         done
     done
 done

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from experiments.evidence import published_models as published
 from experiments.evidence.measure import append, read
+from fairseq_lowrank.tools.locks import locked
 from fairseq_lowrank.tools.measuring.verdict import TOLERANCE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -198,6 +199,27 @@ def test_recipe_skips_rows_with_a_line_at_this_tolerance(tmp_path):
     )  # no copy that a kill could cut short
     shown = subprocess.run(["bash", ROOT / "examples/evidence/published_models.sh"], capture_output=True, text=True)
     assert shown.returncode == 2 and "published_models.sh MODEL" in shown.stdout
+
+
+@pytest.mark.usefixtures("quick_starts")
+def test_recipe_leaves_out_rows_that_another_process_measures(tmp_path):
+    made = tmp_path / "work" / "published-models"
+    made.mkdir(parents=True)
+    variables = {"SETTINGS": "64x8", "TEXTS": "wikitext-2", "LOWRANK_WORK": str(tmp_path / "work")}
+    variables |= {"RESULTS": str(tmp_path / "lines.jsonl"), "REAL": sys.executable}
+    command = (
+        f'python() {{ if [ "$2" = fairseq_lowrank.cli ]; then false; else "$REAL" "$@"; fi; }}; export -f python;'
+        f'exec bash {ROOT}/examples/evidence/published_models.sh "$@"'
+    )
+
+    def run():
+        words = ["bash", "-c", command, "recipe", tmp_path / "model"]
+        return subprocess.run(words, env=os.environ | variables, capture_output=True, text=True)
+
+    with locked(made / "model-wikitext-2-64x8.lock"):
+        done = run()
+    assert done.returncode == 0 and done.stderr == "model, wikitext-2, 64x8: another process measures this\n"
+    assert run().returncode == 1  # it measures, and a fault ends the recipe
 
 
 @pytest.mark.parametrize(("name", "value"), [("SETTINGS", "64 x 512"), ("SETTINGS", "0x8"), ("TEXTS", "wikitext-3")])
