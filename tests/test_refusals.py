@@ -241,6 +241,8 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("advise --checkpoint mixhead.pt --arch lowrank_transformer", "not allowed with argument"),
         ("advise --length 5 nope.pt", "nope.pt is not a checkpoint file"),
         ("advise mixhead.pt --transformers bare", "mixhead.pt works only with models of fairseq"),
+        ("advise --transformers bare --text words.de", "Add --length N, such as --length 512."),
+        ("advise --transformers bare --length 0", "--length 0: expected a number >= 1"),
         ("spectrum", "no model given. Add checkpoints, or --transformers FOLDER --text FILE."),
         ("spectrum nope.pt", "nope.pt is not a checkpoint file"),
         ("spectrum mixhead.pt --data nothing", "--data nothing"),

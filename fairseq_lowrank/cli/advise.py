@@ -47,7 +47,9 @@ def add_arguments(parser) -> None:
     parser.add_argument(
         "--subset", default="train", help="part of the data whose lengths are read (default: %(default)s)"
     )
-    parser.add_argument("--length", type=int, metavar="N", help="sequence length, instead of the data's")
+    parser.add_argument(
+        "--length", type=int, metavar="N", help="sequence length, instead of the data's; needed with --transformers"
+    )
     parser.add_argument("--text", type=Path, metavar="FILE", help="text on which a model of transformers is measured")
     parser.add_argument(
         "--sequences",
@@ -123,8 +125,10 @@ def run(args) -> None:
 def run_transformers(args) -> None:
     """Measure and judge the head sizes of a model of transformers; the other checks are for models of fairseq."""
     _output.refuse_with_transformers(args, {"vocab_size": None, "data": None, "subset": "train"}, args.flags)
-    if args.length is None or args.length < 1:
-        raise FlagError("--length", args.length, "expected a number >= 1", "Give the length of the sequences.")
+    if args.length is None:
+        raise UserError("--transformers: the length of sequences is not known. Add --length N, such as --length 512.")
+    if args.length < 1:
+        raise FlagError("--length", args.length, "expected a number >= 1", "Give a length in tokens.")
     from fairseq_lowrank.tools.advice import measured
     from fairseq_lowrank.tools.transformers import pretrained
 
