@@ -243,6 +243,8 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("advise mixhead.pt --transformers bare", "mixhead.pt works only with models of fairseq"),
         ("advise --transformers bare --text words.de", "Add --length N, such as --length 512."),
         ("advise --transformers bare --length 0", "--length 0: expected a number >= 1"),
+        ("inspect mixhead.pt --transformers bare", "error: mixhead.pt works only with models of fairseq"),
+        ("spectrum mixhead.pt --transformers bare", "error: mixhead.pt works only with models of fairseq"),
         ("spectrum", "no model given. Add checkpoints, or --transformers FOLDER --text FILE."),
         ("spectrum nope.pt", "nope.pt is not a checkpoint file"),
         ("spectrum mixhead.pt --data nothing", "--data nothing"),

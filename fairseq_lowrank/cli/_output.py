@@ -101,7 +101,11 @@ def refuse_with_transformers(args, defaults: dict[str, object], flags: Sequence[
     Raises:
         UserError: one of them was given.
     """
-    given = [flag_name(name) for name, default in defaults.items() if getattr(args, name) != default]
+    given: list[str] = []
+    for name, default in defaults.items():
+        if (value := getattr(args, name)) != default:
+            paths = {"checkpoint": [value], "checkpoints": value}.get(name)  # these have no flag
+            given += [flag_name(name)] if paths is None else map(str, paths)
     if given := [*given, *flags]:
         raise UserError(f"{' '.join(given)} works only with models of fairseq. Remove it, or remove --transformers.")
 

@@ -140,7 +140,7 @@ def test_table_says_verdict_numbers_and_what_a_cut_cannot_show(trained, capsys):
         (["a.pt", "--tolerance", "1"], "--tolerance 1.0: expected a share"),
         (["a.pt", "--target", "{text}"], "Add --text FILE"),
         (["a.pt", "--text", "none.txt"], "--text none.txt: there is no such file"),
-        (["a.pt", "--transformers", "b", "--text", "{text}"], "works only with models of fairseq"),
+        (["a.pt", "--transformers", "b", "--text", "{text}"], "error: a.pt works only with models of fairseq"),
         (["--transformers", "b"], "there is no text to measure on"),
         (["--transformers", "b", "--text", "{text}", "--subset", "test"], "--subset works only with models of fairseq"),
         (["--transformers", "b", "--text", "{text}"], "no config.json here"),
