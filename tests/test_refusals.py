@@ -247,7 +247,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("spectrum mixhead.pt --transformers bare", "error: mixhead.pt works only with models of fairseq"),
         ("spectrum", "no model given. Add checkpoints, or --transformers FOLDER --text FILE."),
         ("spectrum nope.pt", "nope.pt is not a checkpoint file"),
-        ("spectrum mixhead.pt --data nothing", "--data nothing"),
+        ("spectrum mixhead.pt --data nothing", "--data nothing: no such folder"),
         ("spectrum mixhead.pt --data mt --sequences 0", "--sequences 0: expected a number >= 1"),
         ("spectrum mixhead.pt --data mt --labels a b", "--labels a b: 2 names for 1 checkpoints"),
         *(

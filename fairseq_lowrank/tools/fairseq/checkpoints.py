@@ -74,7 +74,8 @@ def load_model(path: Path, *, data: Path | None = None, tokens_per_sample: int |
     refuse_unregistered(state, path)
     folder = first_folder(str(configuration(state, "task", "data")))
     if not folder.is_dir():
-        raise FlagError("--data", folder, f"the data folder of {path} does not exist", "Give another one with --data.")
+        reason = "no such folder" if data else f"the data folder of {path} does not exist"
+        raise FlagError("--data", folder, reason, "Give another one with --data.")
     args = state.get("args")
     of_task = deepcopy((state["cfg"] if args is None else convert_namespace_to_omegaconf(args)).task)
     if tokens_per_sample is not None:  # of the task alone: models make tables of this length
