@@ -140,12 +140,9 @@ def planned(
         except ValueError as error:
             raise UserError(f"attention {preset!r} in {site} attention: {error}") from error
     if not can_exchange_attention(type(model)):
-        known = type(model).__module__.startswith("transformers.")
-        remedy = (
-            "Use a model for which supported(model_class) is true."
-            if known
-            else ("Put the class into a module, not into a notebook.")
-        )
+        remedy = "Use a model for which supported(model_class) is true."
+        if not type(model).__module__.startswith("transformers."):
+            remedy = "Put the class into a module, not into a notebook."
         raise UserError(
             f"{type(model).__name__}: transformers does not exchange its attention function, since it does not find one in the "
             f"source of the class. {remedy}"
@@ -186,10 +183,10 @@ def carry_out(plan: Plan) -> None:
         print(_summary(plan.name, model, plan.chosen, plan.left), file=sys.stderr)
 
 
-def let_calls_be_seen(model: PreTrainedModel) -> None:
-    """Give plain attention to the modules without a choice, so that :func:`~.function.attention_calls` sees their calls.
+def add_plain_attention(model: PreTrainedModel) -> None:
+    """Add plain attention to the modules without a choice, so that :func:`~.function.attention_calls` receives their calls.
 
-    What was chosen stays. A model that records a choice stays as it is: without its mixing, its first call raises an error.
+    Chosen attention stays. A model that records a choice stays as it is: without its mixing, its first call raises an error.
     """
     if getattr(model.config, SLOT, None) is not None:
         return
@@ -201,16 +198,18 @@ def let_calls_be_seen(model: PreTrainedModel) -> None:
 
 
 def _use_function(model: PreTrainedModel) -> None:
-    """Let the modules of a model call our function."""
+    """Make the modules of a model call our function."""
     model.set_attn_implementation(IMPLEMENTATION)
-    for module in model.modules():
-        if isinstance(module, PreTrainedModel):
-            adds_masks(type(module.config))  # a compiler cannot trace the search
-        # an EncoderDecoderModel of two models copies their configuration, and their modules keep the old one
-        elif SLOT in vars(module):
-            config = getattr(module, "config", None)
-            if isinstance(config, PretrainedConfig) and config._attn_implementation != IMPLEMENTATION:
-                config._attn_implementation = IMPLEMENTATION
+    configs: dict[nn.Module, PretrainedConfig] = {}
+    for outer in model.modules():  # a model within another one comes later
+        if isinstance(outer, PreTrainedModel):
+            adds_masks(type(outer.config))  # a compiler cannot trace the search
+            configs |= dict.fromkeys(outer.modules(), outer.config)
+    # an EncoderDecoderModel of two models copies their configurations, and their modules keep the old ones
+    for module, config in configs.items():
+        own = getattr(module, "config", None)
+        if SLOT in vars(module) and type(own) is type(config) and own._attn_implementation != IMPLEMENTATION:
+            module.config = config
 
 
 def _separate_config(model: PreTrainedModel) -> None:

@@ -63,7 +63,7 @@ def other_attention(model: nn.Module) -> list[nn.Module]:
         if id(module) in within or id(module) in chosen or not _is_attention(type(module)):
             continue
         parts = {id(part) for part in module.modules()}
-        if not parts & chosen:  # else it is a shell around a module that can be chosen
+        if not parts & chosen:  # else it is a wrapper around a module that can be chosen
             others.append(module)
             within |= parts
     return others
@@ -85,9 +85,9 @@ _ADDS_MASKS: dict[type, bool] = {}
 
 
 def adds_masks(config_class: type) -> bool:
-    """Return True if models of a configuration class may add masks to scores, which masks of booleans would not hide.
+    """Return True if a model of a configuration class may add its mask to the scores. Adding a boolean mask would hide nothing.
 
-    transformers never runs them with SDPA, and a class of their modules computes attention itself.
+    transformers never runs such a model with SDPA, and a class of its modules computes attention itself.
     """
     if config_class not in _ADDS_MASKS:  # a dictionary, because a compiler cannot trace the search
         _ADDS_MASKS[config_class] = _finds_added_masks(config_class)

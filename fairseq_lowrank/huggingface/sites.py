@@ -293,18 +293,18 @@ def _call_of(module: nn.Module, callers: Callers) -> tuple[nn.Module, ast.Functi
                 size = len(getattr(owner, attribute))
                 if isinstance(number, int) and number % size != index:
                     continue
-            # a shell such as BartDecoderWrapper hands on what it gets
-            return (_call_through(owner, attribute, callers) if _hands_on(call) else None) or (owner, function, call)
+            # a wrapper such as BartDecoderWrapper passes on all its arguments
+            return (_call_through(owner, attribute, callers) if _passes_all(call) else None) or (owner, function, call)
     return None
 
 
 def _call_through(
-    shell: nn.Module, attribute: str, callers: Callers
+    wrapper: nn.Module, attribute: str, callers: Callers
 ) -> tuple[nn.Module, ast.FunctionDef, ast.Call] | None:
-    """Return who calls ``shell``, or ``shell.attribute``, in which function, and the call."""
-    if id(shell) not in callers:
+    """Return the module that calls ``wrapper`` or ``wrapper.attribute``, the function, and the call."""
+    if id(wrapper) not in callers:
         return None
-    owner, name, _ = callers[id(shell)]
+    owner, name, _ = callers[id(wrapper)]
     function = _function(type(owner), "forward")  # type: ignore[arg-type]
     for node in ast.walk(function) if function is not None else ():
         if isinstance(node, ast.Call) and isinstance(called := node.func, ast.Attribute):
@@ -315,7 +315,7 @@ def _call_through(
     return None
 
 
-def _hands_on(call: ast.Call) -> bool:
+def _passes_all(call: ast.Call) -> bool:
     """Return True if a call has all arguments of its function and no others: ``f(*args, **kwargs)``."""
     return (
         len(call.args) == len(call.keywords) == 1

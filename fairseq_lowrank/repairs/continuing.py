@@ -38,7 +38,7 @@ DATA = {"the data folder": ("task", "data")}
 SETTINGS = "settings_of_batches"
 BATCHES = "remaining_batches"
 BEGINNING = "first_batch_of_process"
-"""The attribute of an iterator with the position at which it resumed, by its epoch."""
+"""The attribute of an iterator that maps its epoch to the position at which it resumed."""
 _continuing: ContextVar[bool] = ContextVar("a trainer loads a checkpoint", default=False)
 
 

@@ -472,7 +472,7 @@ def test_other_parts_with_the_configuration_of_a_mixed_part_name_the_remedy():
 
 
 @pytest.mark.parametrize("name", ["NllbMoeModel", "SplinterModel"])
-def test_models_without_sdpa_see_what_they_saw(name):
+def test_models_without_sdpa_keep_their_outputs(name):
     """The decoder of the first one calls itself not causal, and the encoder of the second one says nothing."""
     kind, sizes = getattr(transformers, name), BART if name == "NllbMoeModel" else SIZES
     model = kind(kind.config_class(**sizes | TOKENS)).eval()
@@ -495,7 +495,8 @@ def test_attention_that_cannot_be_chosen_gets_the_mask_that_it_had():
 
 
 def test_a_model_of_two_models_calls_the_chosen_attention():
-    encoder = transformers.ViTModel(transformers.ViTConfig(**SIZES | {"image_size": 16, "patch_size": 8}))
+    config = transformers.ViTConfig(**SIZES | {"image_size": 16, "patch_size": 8})
+    encoder, other = transformers.ViTModel(config), transformers.ViTModel(config)
     decoder = transformers.BertLMHeadModel(
         transformers.BertConfig(**SIZES | TOKENS, is_decoder=True, add_cross_attention=True)
     )
@@ -504,5 +505,9 @@ def test_a_model_of_two_models_calls_the_chosen_attention():
     with torch.no_grad():
         expected = model(**given).logits
         torch.testing.assert_close(apply_attention(model, "mixhead-a")(**given).logits, expected, atol=1e-5, rtol=0)
+        model.set_attn_implementation("sdpa")
+        with pytest.raises(UserError, match="'sdpa' does not compute the chosen attention"):
+            model(**given)
         apply_attention(model, "mha").set_attn_implementation("sdpa")
         torch.testing.assert_close(model(**given).logits, expected, atol=1e-5, rtol=0)
+        other(given["pixel_values"])  # it has the configuration that the encoder had

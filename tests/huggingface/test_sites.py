@@ -72,8 +72,8 @@ def test_one_class_has_the_sites_that_its_configuration_gives(decoder, cross, si
     assert {site for _, site, _ in attention_modules(transformers.BertModel(config))} == sites
 
 
-def test_cross_attention_of_a_decoder_in_a_shell_is_found():
-    """A language model with the decoder of BART calls it through a class that hands on all arguments."""
+def test_cross_attention_of_a_decoder_in_a_wrapper_is_found():
+    """A language model with the decoder of BART calls it through a class that passes on all arguments."""
     config = transformers.MBartConfig(**BART | TOKENS | {"decoder_layers": 1, "is_decoder": True})
     decoder = transformers.MBartForCausalLM(config)
     assert [site for _, site, _ in attention_modules(decoder)] == ["decoder", "cross"]

@@ -30,7 +30,7 @@ from fairseq_lowrank.huggingface import (
     load_attention,
 )
 from fairseq_lowrank.huggingface.added import added_to, mixing_tensors, parts_of
-from fairseq_lowrank.huggingface.apply import let_calls_be_seen
+from fairseq_lowrank.huggingface.apply import add_plain_attention
 from fairseq_lowrank.huggingface.choice import chosen_axes, open_axes
 from fairseq_lowrank.huggingface.exported import LowrankConfig
 from fairseq_lowrank.huggingface.models import head_sizes
@@ -310,7 +310,7 @@ def _read(model: PreTrainedModel, tokens: torch.Tensor) -> None:
 @torch.no_grad()
 def measure(model: PreTrainedModel, chosen: list[torch.Tensor], label: str) -> dict[str, dict]:
     """Return the spectra of a model's attention on tokens, as :meth:`~.spectrum.Spectra.summary` does."""
-    let_calls_be_seen(model)
+    add_plain_attention(model)
     spectra = Spectra()
 
     def receive(module: nn.Module, site: str, layer: int, weights: torch.Tensor) -> None:

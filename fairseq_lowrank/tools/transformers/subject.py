@@ -17,7 +17,7 @@ from transformers.pytorch_utils import Conv1D
 from fairseq_lowrank.files import read_lines
 from fairseq_lowrank.huggingface import attention_calls, attention_modules
 from fairseq_lowrank.huggingface.added import parts_of
-from fairseq_lowrank.huggingface.apply import let_calls_be_seen
+from fairseq_lowrank.huggingface.apply import add_plain_attention
 from fairseq_lowrank.huggingface.models import head_sizes
 from fairseq_lowrank.messages import FlagError, UserError
 from fairseq_lowrank.parts.projection import is_plain_linear
@@ -109,7 +109,7 @@ class TransformersSubject(Subject):
         seed: int = 1,
     ) -> None:
         self.task = task_of(model)
-        let_calls_be_seen(model)
+        add_plain_attention(model)
         self.model, self.samples, self.name = model, samples, type(model).__name__
         self.metric, self.compares = METRICS[self.task], self.task in ("classes", "states")
         self.mask_token, self.special_tokens, self.seed = mask_token, torch.tensor(special_tokens or (-1,)), seed
