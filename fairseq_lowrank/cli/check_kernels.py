@@ -98,7 +98,7 @@ def describe_choice(call: AttentionCall) -> tuple[str, bool]:
     from fairseq_lowrank.ops.attention import explain, gpu_times, selfcheck, tiled, triton
 
     modules, place = {"tiled": tiled, "triton": triton}, (call.v.device, call.v.dtype)
-    may_spill, said, right = gpu_times.is_measured(call), [], True
+    said, right = [], True
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # a line says it
         for backend in gpu_times.kernels(call):
@@ -107,7 +107,7 @@ def describe_choice(call: AttentionCall) -> tuple[str, bool]:
             result = selfcheck.checked(call, backend)
             said.append(f"{backend} {result}")
             right = right and (result.error is None or not result.fits)
-            if selfcheck.keeps_registers(call, backend, may_spill):
+            if triton.keeps_registers(call, backend):
                 break
         return "; ".join([explain(call), *said]), right
 

@@ -2,7 +2,7 @@
 
 The first call of a composition (a kind of score, mixing, mask …, of these sizes, on this device) is preceded by one of the same
 composition on a small random problem, values and gradients, against the reference in float64. Where they differ, a warning says so,
-and :func:`fallback` computes this composition from then on. What the compiled kernels lack there, registers or shared memory, is
+and another backend computes this composition from then on. What the compiled kernels lack there, registers or shared memory, is
 seen too: they would be right but slow, or not run, and ``auto`` takes the next backend instead.
 """
 
@@ -18,12 +18,11 @@ import torch
 from torch import Tensor
 from triton import OutOfResources
 
-from fairseq_lowrank.ops.attention import blocked, machine_code, reference, triton
+from fairseq_lowrank.ops.attention import machine_code, reference
 from fairseq_lowrank.ops.attention.call import AttentionCall
 from fairseq_lowrank.ops.attention.launch import Kernel, Launch
 from fairseq_lowrank.ops.attention.mask import AttentionMask
 from fairseq_lowrank.ops.attention.mixing import DiagonalMixing, HeadMixing, StaticMixing
-from fairseq_lowrank.ops.attention.recomputing import RecomputeBackend
 from fairseq_lowrank.ops.attention.scores import DotProduct
 from fairseq_lowrank.ops.attention.tiled_launch import TiledLaunch, has_few_programs
 
@@ -58,29 +57,24 @@ _results: dict[tuple, SelfCheckResult] = {}
 _warned: set[tuple] = set()
 
 
-def is_verified(call: AttentionCall, backend: str = "triton") -> bool:
-    """Return True if the kernels compute ``call`` correctly here. Warn once if they do not."""
+def is_verified(call: AttentionCall, backend: str, fallback: str) -> bool:
+    """Return True if the kernels compute ``call`` correctly here. Warn once if they do not, and name what does."""
     key, error = _composition(call, backend), checked(call, backend).error
     if error is not None and key not in _warned:
         _warned.add(key)
         warnings.warn(
             f"the {backend} kernels cannot be used on this GPU ({error}). "
-            f"From now on, {fallback(call, backend).name!r} computes {describe(call)}.",
+            f"From now on, {fallback!r} computes {describe(call)}.",
             RuntimeWarning,
             stacklevel=2,
         )
     return error is None
 
 
-def fallback(call: AttentionCall, backend: str) -> RecomputeBackend:
-    """Return the backend that computes ``call`` where the kernels of ``backend`` cannot be used."""
-    return triton.BACKEND if backend == "tiled" and triton.unsupported_reason(call) is None else blocked.BACKEND
-
-
-def keeps_registers(call: AttentionCall, backend: str = "triton", may_spill: bool = False) -> bool:
+def keeps_registers(call: AttentionCall, backend: str, fallback: str, may_spill: bool = False) -> bool:
     """Return True if they do so, fit, and store no register in an inner loop, unless they may. If they do not fit, none warns."""
     result = checked(call, backend)
-    return (result.resource_issue is None or (may_spill and result.fits)) and is_verified(call, backend)
+    return (result.resource_issue is None or (may_spill and result.fits)) and is_verified(call, backend, fallback)
 
 
 def _is_recorded(call: AttentionCall) -> bool:

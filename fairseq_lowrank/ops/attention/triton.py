@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from fairseq_lowrank.ops.activation import without_autocast
-from fairseq_lowrank.ops.attention import recomputing
+from fairseq_lowrank.ops.attention import blocked, recomputing
 from fairseq_lowrank.ops.attention.call import AttentionCall
 from fairseq_lowrank.ops.attention.mixing import DiagonalMixing, PositionwiseMixing, StaticMixing
 from fairseq_lowrank.ops.attention.recomputing import RecomputeBackend
@@ -139,7 +139,12 @@ def keeps_registers(call: AttentionCall, backend: str = "triton") -> bool:
 
     with without_autocast(call.v):
         plain = call if call.mixes_weights else call.replace(prob_mixing=None)
-        return selfcheck.keeps_registers(plain, backend, may_spill=gpu_times.is_measured(call))
+        return selfcheck.keeps_registers(plain, backend, fallback(plain, backend).name, gpu_times.is_measured(call))
+
+
+def fallback(call: AttentionCall, backend: str) -> RecomputeBackend:
+    """Return the backend that computes ``call`` where the kernels of ``backend`` cannot be used."""
+    return BACKEND if backend == "tiled" and unsupported_reason(call) is None else blocked.BACKEND
 
 
 def with_score_matrix(call: AttentionCall) -> AttentionCall:
@@ -156,27 +161,29 @@ def compute(call: AttentionCall) -> tuple[Tensor, None]:
 def attend(call: AttentionCall, seed: int, backend: str = "triton") -> tuple[Tensor, Sequence[Tensor]]:
     """Compute the heads ``[B, H, T, Dv]`` by the kernels of a backend, and what its backward pass reads.
 
-    If the kernels are wrong or do not fit on this device, :func:`~.selfcheck.fallback` computes them.
+    If the kernels are wrong or do not fit on this device, :func:`fallback` computes them.
     """
-    from fairseq_lowrank.ops.attention.selfcheck import LAUNCHES, fallback, is_verified
+    from fairseq_lowrank.ops.attention.selfcheck import LAUNCHES, is_verified
 
     with without_autocast(call.v):
-        if is_verified(call, backend):
+        other = fallback(call, backend)
+        if is_verified(call, backend, other.name):
             return LAUNCHES[backend](call, seed).forward()
-        return fallback(call, backend).forward(call, seed)
+        return other.forward(call, seed)
 
 
 def input_gradients(
     call: AttentionCall, seed: int, grad_output: Tensor, kept: Sequence[Tensor], backend: str = "triton"
 ) -> list[Tensor | None]:
     """Compute the gradients of the tensors of ``call``, in its order; ``None`` for masks. What was not kept is computed again."""
-    from fairseq_lowrank.ops.attention.selfcheck import LAUNCHES, fallback, is_verified
+    from fairseq_lowrank.ops.attention.selfcheck import LAUNCHES, is_verified
 
     with without_autocast(call.v):
-        if is_verified(call, backend):
+        other = fallback(call, backend)
+        if is_verified(call, backend, other.name):
             launch = LAUNCHES[backend](call, seed)
             return launch.backward(grad_output, *(kept or launch.forward()[1]))
-        return fallback(call, backend).backward(call, seed, grad_output, kept)
+        return other.backward(call, seed, grad_output, kept)
 
 
 BACKEND = RecomputeBackend("triton", attend, input_gradients)
