@@ -27,6 +27,8 @@
 #   JOBS=2                       train as many rows at the same time, in a thread each unless THREADS says otherwise; "cores": as
 #                                many as the cores give with these threads. The quickstart and compare.sh do so on CPUs
 #   ALONE=1                      nothing else runs on this machine: reports then show the speed of training
+#   LINEAR=torch                 torch's own linear layers; "onednn": those of oneDNN. By default 0.1 s are measured on CPUs, and
+#                                the faster is taken. Lines record it
 #   LOWRANK_ENABLE               optional patches of fairseq, in place of those of environment.sh; lines record them
 #   LOWRANK_DATA                 folder of published corpora
 #   LOWRANK_WORK                 folder of prepared corpora, checkpoints and logs

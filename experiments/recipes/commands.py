@@ -38,8 +38,8 @@ class Commands:
         own = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"}
         self.environment = os.environ | own
 
-    def __call__(self, words: Sequence[str], log: Path, keep: int | None = None) -> None:
-        """Run a command to its end, and append its output to `log`.
+    def __call__(self, words: Sequence[str], log: Path, keep: int | None = None, patches: str = "") -> None:
+        """Run a command to its end with further optional patches of fairseq, and append its output to `log`.
 
         The command writes to the log directly and inherits the open file `keep`. So if this process is killed, the command
         continues, and a lock on that file stays.
@@ -59,7 +59,7 @@ class Commands:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=self.environment,
+                env=self.with_patches(patches),
                 pass_fds=() if keep is None else (keep,),
             )
             try:
@@ -71,6 +71,11 @@ class Commands:
         if code:
             end = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-5:])
             raise CommandFailed(f"failed; the end of {log}:\n{end}", code)
+
+    def with_patches(self, patches: str) -> dict[str, str]:
+        """Return the environment of a command in which these optional patches are switched on too."""
+        names = ",".join(filter(None, (self.environment.get("LOWRANK_ENABLE"), patches)))
+        return self.environment | {"LOWRANK_ENABLE": names} if patches else self.environment
 
     def prepare(self, words: Sequence[str]) -> None:
         """Prepare a corpus, without the output of `scripts/prepare.sh`.

@@ -241,7 +241,8 @@ class RecipeEngine(Engine[Run]):
             found["valid_perplexity"] = valid_perplexity
         if trained["valid_loss"] is None:
             del trained["valid_loss"]
-        *earlier, last = starts = read_manifest(run.folder)["starts"]
+        manifest = read_manifest(run.folder)
+        *earlier, last = starts = manifest["starts"]
         origin = fields(Origin)
         earlier = [{key: start[key] for key in origin if key in start} for start in earlier]
         last = {key: last[key] for key in origin if key in last}  # older starts have no hash of the code
@@ -265,6 +266,7 @@ class RecipeEngine(Engine[Run]):
             **found,
             **last,
             "patches": dict(run.patches),
+            "linear": manifest.get("linear", "torch"),
             **({"earlier_starts": earlier} if earlier else {}),
             "alone": all(start["alone"] for start in starts),
             "smoke": self.settings.smoke,

@@ -63,6 +63,7 @@ class Settings:
     generate: tuple[str, ...] = ("--beam", "5")
     evaluate: tuple[str, ...] = ()
     metric: str = "perplexity"
+    linear: str = "auto"
     results: Path | None = None
     output: Path | None = None
     bert: Path | None = None
@@ -96,6 +97,7 @@ class Settings:
             threads=threads,
             jobs=whole_number(as_many, "JOBS", max(1, cores // threads) if as_many is not environ else 1),
             sequences=whole_number(environ, "SEQUENCES", 16),
+            linear=choice(environ, "LINEAR", ("auto", "torch", "onednn")),
             metric=choice(environ, "METRIC", ("perplexity", "loss")),
             **{name: value for name, value in lists.items() if value},
             **{name: Path(value) for name, value in given.items() if value},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterator
@@ -66,9 +67,34 @@ def train(run: Run, settings: Settings, root: Path, execute: Execute, keep: int 
             say(f"{run}: trained already, see {run.folder}")
             return
         record_start(run, settings, root)
-    execute(words, run.log, keep)
+    patches = {} if settings.dry_run or linear_of(run, settings) == "torch" else {"patches": "onednn-linear"}
+    execute(words, run.log, keep, **patches)
     if not settings.dry_run:
         write_manifest(run.folder, read_manifest(run.folder) | {"ended": True})
+
+
+def linear_of(run: Run, settings: Settings) -> str:
+    """Return what computes the linear layers of a training, "torch" or "onednn". A training that resumes keeps its own."""
+    if (manifest := read_manifest(run.folder)) and run.last.exists():
+        return manifest.get("linear", "torch")
+    return faster_linear(settings.threads) if settings.linear == "auto" else settings.linear
+
+
+@functools.cache
+def faster_linear(threads: int) -> str:
+    """Return "onednn" if a measurement of 0.1 s says that it is faster than torch on this processor. GPUs keep torch's own."""
+    import torch
+
+    from fairseq_lowrank.ops.linear import is_faster
+
+    if torch.cuda.is_available():
+        return "torch"
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        return "onednn" if is_faster() else "torch"
+    finally:
+        torch.set_num_threads(before)
 
 
 def log_interval(run: Run) -> int:
@@ -201,7 +227,7 @@ def reached(checkpoint: Path, *, update: int = 0, epoch: int = 0) -> bool:
 
 def record_start(run: Run, settings: Settings, root: Path) -> None:
     """Note the flags, the code and the machine of a training before it starts or continues."""
-    manifest = read_manifest(run.folder)
+    manifest, linear = read_manifest(run.folder), linear_of(run, settings)
     if manifest is None:
         if run.last.exists():
             raise UserError(f"{run.last} is of a training whose flags are not known: move {run.folder} away")
@@ -215,6 +241,7 @@ def record_start(run: Run, settings: Settings, root: Path) -> None:
         )
     if not run.last.exists():  # an earlier start has no part in this training
         manifest |= data_of_training(run) | {"starts": []}
+    manifest["linear"] = linear
     manifest["starts"].append(
         {
             **provenance.origin(root / "fairseq_lowrank", run.plugin),

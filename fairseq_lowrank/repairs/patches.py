@@ -396,6 +396,13 @@ PATCHES: tuple[Patch, ...] = (
     ),
     *group(
         "optional",
+        "onednn-linear",
+        {"torch.nn.functional.linear": stack.multiply_by_onednn},
+        "On AMD processors torch computes linear layers in float32 without their wide units.",
+        "torch.nn.functional.linear takes oneDNN where it is faster",
+    ),
+    *group(
+        "optional",
         "bf16-evaluation",
         {
             f"{MODEL}.prepare_for_inference_": evaluation.prepare_in_bfloat16,

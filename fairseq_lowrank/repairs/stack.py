@@ -20,6 +20,7 @@ import torch
 from fairseq import utils
 from fairseq.data.iterators import BackgroundConsumer
 
+from fairseq_lowrank.ops import linear
 from fairseq_lowrank.repairs.search import log_once
 
 logger = logging.getLogger(__name__)
@@ -269,3 +270,13 @@ def close_what_was_opened(close: Callable) -> Callable:
             close(self)
 
     return __del__
+
+
+def multiply_by_onednn(original: Callable) -> Callable:
+    """Return the linear function of oneDNN for ``torch.nn.functional.linear``, or with a warning torch's own."""
+    if linear.is_available():
+        return linear.linear
+    warnings.warn(
+        "LOWRANK_ENABLE=onednn-linear: this torch has no linear layer by oneDNN; torch's own is used", stacklevel=2
+    )
+    return original

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -131,3 +132,30 @@ def test_env_prints_the_table():
     assert [row["target"] for row in rows] == [patch.target for patch in ALL]
     assert {row["on"] for row in rows if row["group"] == "optional"} == {False}
     assert all(row["on"] for row in rows if row["group"] != "optional")
+
+
+def test_linear_layers_of_fairseq_compute_by_onednn(tmp_path):
+    """The patch is off by default, and reaches the layers of torch and the tied layers of fairseq's adaptive softmax."""
+    lines = """
+import torch
+own = torch.nn.functional.linear
+import fairseq_lowrank.repairs
+from fairseq.modules.adaptive_softmax import TiedLinear
+from fairseq_lowrank.ops import linear
+calls, product, linear.SMALLEST = [], linear._product, 0
+linear._product = lambda *tensors: (calls.append(1), product(*tensors))[1]
+x = torch.randn(5, 4)
+torch.nn.Linear(4, 4)(x), TiedLinear(torch.randn(4, 4), False)(x)
+print(torch.nn.functional.linear is own, len(calls))
+"""
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", lines],
+            env=os.environ | {"LOWRANK_ENABLE": enabled},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split()
+        for enabled in ("", "onednn-linear")
+    ]
+    assert found == [["True", "0"], ["False", "2"]]

@@ -27,7 +27,7 @@ class InProcess:
     def __init__(self, fairseq_command, caplog):
         self.calls, self.fairseq_command, self.caplog = [], fairseq_command, caplog
 
-    def __call__(self, words, log, keep=None):
+    def __call__(self, words, log, keep=None, patches=""):
         self.calls.append(words[0])
         if words[0] == "fairseq-lowrank":
             assert cli.main(words[1:]) == 0

@@ -101,7 +101,7 @@ def test_a_language_model_is_scored_by_its_perplexity(
 def quick(commands, monkeypatch):
     """Trainings and scores that only leave what the engine looks at."""
 
-    def execute(words, log, keep=None):
+    def execute(words, log, keep=None, patches=""):
         commands.calls.append(words[0])
         if words[0] in commands.fails:
             raise RuntimeError(words[0])

@@ -60,7 +60,7 @@ def test_a_training_that_stopped_before_its_end_goes_on(recipe, settings, train,
     own = recipe(mha="--attention mha --save-interval-updates 2")
     run = own.run(own.rows["mha"], settings)
 
-    def interrupted(words, log, keep=None):
+    def interrupted(words, log, keep=None, patches=""):
         short = words[:]
         short[short.index("--max-update") + 1] = "2"
         commands(short, log)
@@ -71,6 +71,36 @@ def test_a_training_that_stopped_before_its_end_goes_on(recipe, settings, train,
     assert updates(run) == 2
     assert train(run, settings) == ["fairseq-train"] and updates(run) == 3
     assert len(training.read_manifest(run.folder)["starts"]) == 2
+
+
+@pytest.mark.parametrize(("given", "faster", "used"), [("auto", "onednn", "onednn"), ("torch", "onednn", "torch")])
+def test_linear_layers_are_chosen_once(recipe, settings, commands, monkeypatch, given, faster, used):
+    own = recipe(mha="--attention mha --save-interval-updates 2")
+    run = own.run(own.rows["mha"], settings())
+    run.folder.mkdir(parents=True)
+    monkeypatch.setattr(training, "faster_linear", lambda threads: faster)
+    passed = []
+
+    def interrupted(words, log, keep=None, patches=""):
+        passed.append(patches)
+        short = words[:]
+        short[short.index("--max-update") + 1] = "2"
+        commands(short, log)
+
+    training.train(run, settings(linear=given), own.root, interrupted)
+    forget_the_end(run)
+    monkeypatch.setattr(training, "faster_linear", lambda threads: "another processor's choice")
+    training.train(run, settings(linear="auto"), own.root, lambda words, log, keep, patches="": passed.append(patches))
+    assert passed == ["onednn-linear" if used == "onednn" else ""] * 2
+    assert training.read_manifest(run.folder)["linear"] == used
+
+
+def test_patches_of_a_command_add_to_those_that_are_on(monkeypatch):
+    monkeypatch.setenv("LOWRANK_ENABLE", "whole-validation")
+    assert Commands().with_patches("onednn-linear")["LOWRANK_ENABLE"] == "whole-validation,onednn-linear"
+    assert Commands().with_patches("")["LOWRANK_ENABLE"] == "whole-validation"
+    monkeypatch.delenv("LOWRANK_ENABLE")
+    assert Commands().with_patches("onednn-linear")["LOWRANK_ENABLE"] == "onednn-linear"
 
 
 def test_a_training_on_another_text_is_not_taken_for_this_one(recipe, settings, train):
@@ -107,7 +137,7 @@ def test_flags_are_noted_before_a_training_starts_and_other_flags_have_a_folder_
     first, second = (own.run(own.rows["mha"], settings(extra=extra)) for extra in ((), ("--lr", "1e-7", "--fp16")))
     noted = []
 
-    def execute(words, log, keep=None):
+    def execute(words, log, keep=None, patches=""):
         noted.append(training.read_manifest(log.parent)["flags"])
 
     for run in (first, second):
