@@ -123,12 +123,13 @@ EVIDENCE=(
     --optimizer adam --adam-betas 0.9,0.98 $(batch 4096 4096) --no-epoch-checkpoints
 )
 
-# Evidence: a language model of bytes, pre-norm as in the papers' models. 4 layers, d 128, n 256; 2,048 bytes an update.
-BYTES_LM=(
-    --task language_modeling --sample-break-mode none --tokens-per-sample 256 --decoder-normalize-before
-    --share-decoder-input-output-embed --decoder-layers 4 $(lm_width 128) --dropout 0.1
+# Evidence: a language model of bytes, pre-norm as in the papers' models: n 256, 2,048 bytes an update. BYTES_LM has 4 layers of
+# d 128.
+BYTES=(
+    --task language_modeling --sample-break-mode none --tokens-per-sample 256 --decoder-normalize-before --dropout 0.1
     --optimizer adam --adam-betas 0.9,0.98 --clip-norm 1.0 $(batch 2048 2048 256) "${WHOLE_STEPS[@]}" --no-epoch-checkpoints
 )
+BYTES_LM=("${BYTES[@]}" --share-decoder-input-output-embed --decoder-layers 4 $(lm_width 128))
 
 # decayed RATE UPDATES: up to the rate over the first tenth of the updates, then in a straight line down to 0 at their end.
 decayed() {

@@ -48,7 +48,10 @@ for rate in 3e-3 4e-3 6e-3; do
     row h4-mha-$rate $OURS --attention mha --decoder-attention-heads 4 $decay
     row h32-mha-$rate $OURS --attention mha --decoder-attention-heads 32 $decay
     row h32-score-mixing-$rate $OURS --attention mha --score-mixing static --decoder-attention-heads 32 $decay
+    row h32-score-gain-x32-$rate $OURS --attention mha --score-mixing diagonal --mixing-lr-scale 32 \
+        --decoder-attention-heads 32 $decay
 done
+row h32-mha-3e-3-3200 $OURS --attention mha --decoder-attention-heads 32 $(decayed 3e-3 3200)
 # About the time of h32-score-mixing-6000 for plain attention: 1.6 times its updates.
 row h32-mha-9600 $OURS --attention mha --decoder-attention-heads 32 $(decayed 2e-3 9600)
 language_model_rows

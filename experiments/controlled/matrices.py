@@ -64,8 +64,10 @@ LATER_METHODS = (
     *(Method(preset, preset) for preset in ("gated-head", "gated", "dcmha", "diff", "collaborative", "lrkv")),
     *(Method(preset, preset) for preset in ("knocking-linear", "mea")),
     Method("mfa", "mfa", {"head_dim": EMBED_DIM}),
+    Method("sigsoftmax", "mha", {"activation": "sigsoftmax"}),
+    Method("sigsoftmax-mixhead-a", "mixhead-a", {"activation": "sigsoftmax"}),
 )
-"""Methods of 2020 to 2026. The heads of ``mfa`` share one value, so they have the size d."""
+"""Methods of 2018 to 2026. The heads of ``mfa`` share one value, so they have the size d."""
 FIXEDHEAD, MORE_HEADS = "fixedhead", "mha-more-heads"
 """Heads of size n, and a control of the same size: ``mha`` with h·n/d_k heads of the small size d_k = d/h."""
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +37,9 @@ VOCABULARY, LENGTH, PAIRS = 256, 64, 4
 EXPONENT = 0.01
 TEST, BATCH = 1_000, 64
 EMBED_DIM, LAYERS = 64, 2
-LEARNING_RATE, OTHER_LEARNING_RATES = "2e-3", ("5e-4", "1e-3", "4e-3")
+LEARNING_RATE, OTHER_LEARNING_RATES = "2e-3", ("5e-4", "4e-3")
+GRID = ("1e-3", "3.2e-3", "1e-2", "3.2e-2")
+"""Rates of the rows that fail at the task's rate, in the span of zoology's search."""
 WEIGHT_DECAY, WARMUP = 0.1, 100
 TEST_INTERVAL, STEPS = 100, 6_000
 TARGET_ERROR = 0.01
@@ -150,9 +153,18 @@ def train(
 
 
 def rows() -> Iterator[tuple[Method, int, str]]:
-    """Yield every method, its number of heads and its learning rate: the task's, and others for 8 heads."""
+    """Yield every method, its number of heads and its learning rate: the task's, and others for rows that fail with it."""
     yield from ((method, heads, LEARNING_RATE) for method, heads in methods())
     yield from ((Method(f"mha-{rate}", "mha"), 8, rate) for rate in OTHER_LEARNING_RATES)
+    for method, heads in failed():
+        yield from ((replace(method, name=f"{method.name}-{rate}"), heads, rate) for rate in GRID)
+
+
+def failed() -> Iterator[tuple[Method, int]]:
+    """Yield the methods that fail at the task's rate, and two controls, with their numbers of heads."""
+    mha = Method("mha", "mha")
+    yield from ((mha, 8), (mha, 4), (Method("gain", "gain"), 8), (Method("score-gain", "score-gain"), 8))
+    yield Method("queries-64", "mha", {"head_dim": EMBED_DIM, "value_dim": EMBED_DIM // 8}), 8
 
 
 def methods() -> Iterator[tuple[Method, int]]:

@@ -8,6 +8,9 @@
   `lowrank_transformer_lm` whose attention starts with half its output weights. Nothing else differs, to the bit: all that is
   random was drawn before.
 - `--arch transformer_lm_value_rate`: `lowrank_transformer_lm` whose projections of values learn at h times the rate, with h heads.
+- `--arch transformer_lm_factored`: `lowrank_transformer_lm` whose input embedding is a product of two matrices at every
+  `--embed-rank`. Its entries start with the variance of a whole embedding, 1/d. `--embed-rank` alone starts them with
+  2/(r + d), and at full rank it has one matrix.
 - `--arch bert_frozen_base`: `lowrank_bert_base` whose mixing, pooler and classification head learn, and nothing else.
 """
 
@@ -94,6 +97,20 @@ class ValueRateLanguageModel(LowrankTransformerLanguageModel):
             for parameter in layer.module.v_proj.parameters():
                 settings = {"lr_scale": float(layer.module.num_heads)}
                 parameter.optim_overrides = {"optimizer": settings, APPLIES_TO_ALL_OPTIMIZERS: True}
+        return model
+
+
+@register_model("transformer_lm_factored", dataclass=LowrankTransformerLanguageModelConfig)
+class FactoredLanguageModel(LowrankTransformerLanguageModel):
+    """fairseq's ``transformer_lm`` with an embedding E P: E ``[V, r]`` of variance 1/r, and P ``[r, d]`` of variance 1/d."""
+
+    @classmethod
+    def build_model(cls, args, task):
+        model = super().build_model(args, task)
+        decoder = model.decoder
+        rank, width = decoder.embed_tokens.embedding_dim, decoder.embed_dim
+        decoder.project_in_dim = torch.nn.Linear(rank, width, bias=False)
+        torch.nn.init.normal_(decoder.project_in_dim.weight, std=width**-0.5)
         return model
 
 
