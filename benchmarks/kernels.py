@@ -4,7 +4,7 @@
     python benchmarks/kernels.py --chips 80 90 100 --everything
     python benchmarks/kernels.py --auto benchmarks/results/kernels.json    compiles all that "auto" takes, for an hour
     python benchmarks/kernels.py --tiled benchmarks/results/kernels.json   adds the kernels of the tiled backend
-    python benchmarks/kernels.py --write docs/data/kernels.md             puts its tables between their marks there
+    python benchmarks/kernels.py --recorded                          the tables of benchmarks/results/kernels.json
 
 Nothing here is measured. `registers` and `shared` are the compiler's; `blocks an SM` what fits by registers, shared memory and
 threads; `operations` and `bytes` those of a tile: products of matrices, and what it reads of keys and values, or of queries
@@ -46,10 +46,6 @@ MIXINGS = dict(zip(("none", "A", "B", "talking heads"), COMPILED_RULES, strict=T
 RULES = MIXINGS | {"mixed scores": (StaticMixing, None)}
 SIZES = ((16, 64), (8, 128))
 RESULTS = Path(__file__).with_name("results") / "kernels.json"
-MARKS = {
-    name: (f"<!-- kernels, {name}: benchmarks/kernels.py --write -->", f"<!-- /kernels, {name} -->")
-    for name in ("all", "detail")
-}
 # Per score and head, in products of 2·d_k operations, and in mixings of 2·H operations.
 PRODUCTS = {
     "row_statistics": 1,
@@ -416,18 +412,6 @@ def worst(found: dict[Configuration, list[Compiled]]) -> str:
     return measure.table(rows, ("mixing", "compiled", *(f"sm_{chip} (of {CHIPS[chip][0]} KiB)" for chip in CHIPS)))
 
 
-def put_into(page: Path, found: dict[Configuration, list[Compiled]]) -> None:
-    """Both tables between their marks."""
-    details = [Configuration(mixing, "softmax", 16, 64, 90) for mixing in ("A", "B")]
-    found = {one: kernels for one, kernels in found.items() if one.backend == "triton"}
-    tables = {"all": worst(found), "detail": detailed({one: found[one] for one in details})}
-    text = page.read_text()
-    for name, table in tables.items():
-        start, end = (text.index(mark) for mark in MARKS[name])
-        text = f"{text[: start + len(MARKS[name][0])]}\n\n{table}\n\n{text[end:]}"
-    page.write_text(text)
-
-
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--chips", nargs="+", type=int, choices=CHIPS, default=[90], help="compute capabilities")
@@ -441,16 +425,19 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--tiled", type=measure.new_file(".json"), metavar="FILE", help="the kernels of the tiled backend, into FILE"
     )
-    parser.add_argument(
-        "--write", type=Path, metavar="FILE", help=f"put tables of {RESULTS.name} between the marks in this file"
-    )
+    parser.add_argument("--recorded", action="store_true", help=f"compile nothing; print the tables of {RESULTS.name}")
     return parser.parse_args(arguments)
 
 
 def main() -> int:
     options = parse()
-    if options.write:
-        put_into(options.write, read())
+    if options.recorded:
+        found = {one: kernels for one, kernels in read().items() if one.backend == "triton"}
+        print(
+            worst(found),
+            detailed({one: found[one] for one in found if (one.heads, one.dim, one.chip) == (16, 64, 90)}),
+            sep="\n\n",
+        )
         return 0
     if options.tiled:
         print(tiled_table(compile_all(options.tiled, of_tiled())))

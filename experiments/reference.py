@@ -1,6 +1,6 @@
 """What the code writes into the documents.
 
-These are two pages, the tables of methods in README.md, docs/transformers.md and docs/leaving-fairseq.md, and the numbers in the tables of docs/evidence and docs/data.
+These are two pages, the tables of methods in README.md, docs/transformers.md and docs/leaving-fairseq.md, and the numbers in the tables of docs/evidence.
 """
 
 from __future__ import annotations
@@ -326,12 +326,6 @@ def _evidence_page(name: str) -> str:
     return filled(name)
 
 
-def _data_page(name: str) -> str:
-    from experiments.evidence.data import page  # needs scipy
-
-    return page(name)
-
-
 WRITTEN_WHOLE: dict[str, Callable[[], str]] = {"docs/attention.md": attention_page, "docs/fairseq.md": fairseq_page}
 PAGES: dict[str, Callable[[], str]] = {
     **WRITTEN_WHOLE,
@@ -341,11 +335,6 @@ PAGES: dict[str, Callable[[], str]] = {
     **{
         f"docs/evidence/{path.stem}.md": partial(_evidence_page, path.stem)
         for path in (ROOT / "docs" / "evidence").glob("*.md")
-    },
-    **{
-        f"docs/data/{path.stem}.md": partial(_data_page, path.stem)
-        for path in (ROOT / "docs" / "data").glob("*.md")
-        if "python -m experiments reference`" in path.read_text(encoding="utf-8")
     },
 }
 """The documents with text from the code or numbers from `results/`, by their paths."""

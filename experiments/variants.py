@@ -135,7 +135,7 @@ RESULT_QUERIES = (
     *_FASTER,
     ResultQuery(
         "one known matrix, 16 heads: error ↓",
-        "evidence-matrices.jsonl",
+        "evidence-matrices.jsonl.gz",
         "matrices",
         "n16-shared-h16-{name}",
         ".2g",
@@ -143,7 +143,7 @@ RESULT_QUERIES = (
     ),
     ResultQuery(
         "eight known matrices, 16 heads: error ↓",
-        "evidence-matrices.jsonl",
+        "evidence-matrices.jsonl.gz",
         "matrices",
         "n16-own-h16-{name}",
         ".2g",
@@ -331,7 +331,7 @@ def results_table(name: str, rows: list[dict]) -> str:
     if any(row["seeds"] == 1 for row in rows):
         notes += (
             "A row with one seed says little: two runs of one function differ by 0.99 BLEU "
-            "([results.md](../results.md#multi30k-german-to-english)).\n"
+            "(stock fairseq and `mha`, `python -m experiments tables real-text`).\n"
         )
     return f"{notes}\n{table}"
 
@@ -425,7 +425,7 @@ def index() -> str:
         f"- n is the greatest length, counted with {POSITIONS}.\n"
         "- r is a rank or the size of a latent, r_q the rank of queries.\n"
         "- D is the size of queries and keys that heads share.\n- b is the number of ranges of distances, counted with 32.\n- e is the number of rotary features of `mla`, counted with 0.\n- m is the number of second layers of the dense Synthesizer: h, or `--synthesizer-heads`.\n\n"
-        "[results.md](../results.md) and [evidence.md](../evidence.md) put the measurements in context.\n\n"
+        "[Evidence](../evidence.md) puts the measurements in context.\n\n"
         "## What a method can add\n\n"
         "Compared with plain attention of the same heads and head size, each method belongs to one class.\n"
         "A test in [tests/attention/test_class.py](../../tests/attention/test_class.py) proves it. The column has the name of the test.\n\n"

@@ -8,13 +8,14 @@ import pytest
 pytest.importorskip("scipy")
 
 from experiments.controlled import TASKS
-from experiments.evidence import confidence, data, leads, measure, pages, predictions, slowdown
+from experiments.evidence import confidence, leads, measure, pages, predictions, slowdown
+from experiments.evidence import tables as recorded_tables
 from experiments.evidence.lines import RESULTS, ROOT
 from fairseq_lowrank.tools.reporting.statistics import equivalence_p, student
 
 SUMMARY = (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
 PAGES = {page.stem: page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs" / "evidence").glob("*.md"))}
-DATA = {page.stem: page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs" / "data").glob("*.md"))}
+DATA = {name: recorded_tables.page(name) for name in recorded_tables.SECTIONS}
 
 
 def tables(text: str) -> list[list[list[str]]]:
@@ -38,26 +39,20 @@ def outcomes(experiment: str) -> dict[str, str]:
     return {one["id"]: one["outcome"] for group in groups for one in group["predictions"]}
 
 
-def name_of(title: str) -> str:
-    """Return an experiment's name as files have it: "Above the head size: …" is above-head-size."""
-    words = re.sub(r"\b(the|a) ", "", title.partition(":")[0].lower()).replace("'", "")
-    return "-".join(re.findall(r"[a-z0-9]+", words))
-
-
 @pytest.mark.parametrize("recipe", sorted((ROOT / "examples" / "evidence").glob("*.sh")), ids=lambda path: path.stem)
 def test_an_experiment_has_one_name_in_page_table_and_recipe(recipe):
     text = recipe.read_text(encoding="utf-8")
     head = text.partition("\nsource ")[0]
-    named = re.search(r"docs/(?:data|evidence)/([a-z-]+)\.md", head)[1]
+    named = re.search(r"python -m experiments tables ([a-z-]+)", head)[1]
     declared = re.search(r"TABLE=(\S+)", text)
-    assert named in data.NAMES
+    assert named in recorded_tables.SECTIONS
     assert declared is None or named == declared[1]
     assert recipe.stem.replace("_", "-").startswith(named)
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_a_controlled_task_has_a_page_of_its_name(task):
-    assert task in data.NAMES
+def test_a_controlled_task_has_tables_of_its_name(task):
+    assert task in recorded_tables.SECTIONS
 
 
 WRONG = {  # a row of a page, and a wrong form of it
@@ -226,13 +221,3 @@ def test_no_prediction_is_decided_by_an_interval_that_includes_zero(page):
     }
     assert contrasts.keys() <= found.keys()
     assert not [name for name in undecided if not found[name].startswith("unclear")]
-
-
-def test_summary_is_short():
-    assert len(SUMMARY.splitlines()) <= 120
-    assert len(SUMMARY.split()) <= 1300
-    assert len(SUMMARY.partition("**Abstract.**")[2].partition("\n\n")[0].split()) <= 130
-
-
-def test_pages_by_hand_are_short():
-    assert sum(len(PAGES[name].split()) for name in pages.TABLES) <= 3500

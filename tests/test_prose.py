@@ -9,7 +9,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
-PAGES.remove(ROOT / "docs" / "data" / "predictions.md")  # it quotes predictions in the words of their commits
 SCRIPTS = sorted([*(ROOT / "examples").rglob("*.sh"), *(ROOT / "scripts").glob("*.sh")])
 CODE = sorted(path for folder in ("fairseq_lowrank", "experiments") for path in (ROOT / folder).rglob("*.py"))
 BANNED = re.compile(

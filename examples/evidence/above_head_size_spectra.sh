@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What: Spectra of the attention of above_head_size.sh's rows.
-# Table: An experiment of this project: docs/data/above-head-size.md.
+# Table: An experiment of this project: python -m experiments tables above-head-size.
 # Result: Pictures and numbers, next to the same layers without mixing, and with three kinds of random M.
 # Time: COST=1 estimates the training of the rows.
 # Our choice: The random M: equally far from I, a random diagonal, and M's other entries shuffled.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What: Why does mixing train faster at first? Multi30k, 3+3 layers, d 128, 6 epochs, with 4 heads of 32 and 32 heads of 4.
-# Table: An experiment of this project: docs/data/fast-start.md, with the seeds of each row.
+# Table: An experiment of this project: python -m experiments tables fast-start, with the seeds of each row.
 # Result: Bits per token and BLEU, next to controls: one factor per head, M with column sums of 1, and output projections that
 #   start at half.
 # Time: 69 trainings, at least 1.4 hours on one H100 or 8.2 hours on 2 cores, as COST=1 estimates.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What: The byte language model whose queries, keys and values are mixed over heads by learned matrices, which fold into the
 #   projections.
-# Table: An experiment of this project, with predictions: docs/data/head-maps.md.
+# Table: An experiment of this project, with predictions: python -m experiments tables head-maps.
 # Result: Bits per byte, next to controls at the same rate: one factor per head, and the projection of values.
 # Time: 10 trainings, at least 0.5 hours on one H100 or 0.47 hours on 2 cores, as COST=1 estimates.
 # Our choice: 4 heads of 32 and 32 heads of 4, 2,000 updates. The recorded rows were trained on a GPU in float32: PRECISION="".

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What: What do small heads cost a language model, and what gives it back? The Brown corpus by bytes, with 4 heads of 32 and 32
 #   heads of 4.
-# Table: An experiment of this project, with predictions: docs/data/language-model.md.
+# Table: An experiment of this project, with predictions: python -m experiments tables language-model.
 # Result: Bits per byte on validation and test set.
 # Time: 29 trainings, at least 1.9 hours on one H100 or 1.9 hours on 2 cores, as COST=1 estimates.
 # Our choice: Pre-norm, 4 layers, d 128, n 256, and 2,000 updates of 2,048 bytes at a rate that decays to 0.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What: Which directions do the heads of trained models use? It measures models on two texts and trains nothing.
-# Table: An experiment of this project: docs/evidence/published-models.md.
+# Table: An experiment of this project: python -m experiments tables published-models.
 # Result: Lines of `fairseq-lowrank measure` on WikiText-2 (test) and on film reviews.
 # Time: Next to other work, in one thread: 57 minutes for an encoder of 22M parameters at 64x512, and 9 minutes for a text with a
 #   decoder of 135M at quick16x512. Longer rows of a decoder take hours.

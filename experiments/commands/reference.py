@@ -1,5 +1,5 @@
 """Write docs/attention.md, docs/fairseq.md, and the tables of methods in README.md and docs/transformers.md, from the code.
-Fill the tables of docs/evidence with the numbers of `results/`. Pages of docs/data are written whole.
+Fill the tables of docs/evidence with the numbers of `results/`.
 
 python -m experiments reference                 write them
 python -m experiments reference --check         check if they are up to date, and write nothing

@@ -49,7 +49,7 @@ def scored(file: str, table: str, better: str, worse: str) -> list[float]:
 
 def answers() -> dict[str, str]:
     """Return the label of each question of docs/evidence.md, by its number and what it is about."""
-    matrices, points, decoding = "evidence-matrices.jsonl", "evidence-nearest-point.jsonl", "evidence-decoding.jsonl"
+    matrices, points, decoding = "evidence-matrices.jsonl.gz", "evidence-nearest-point.jsonl", "evidence-decoding.jsonl"
     bert = "published-bert-all-MiniLM-L6-v2/sentence-polarity"
     return {
         "1": label(

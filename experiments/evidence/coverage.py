@@ -1,6 +1,6 @@
 """Simulate how often the intervals of `compare` contain the true difference, for other seeds and other sentences.
 
-    python -m experiments.evidence.coverage          seconds; prints the table of docs/data/method.md
+    python -m experiments.evidence.coverage          seconds; prints the table of `python -m experiments tables method`
 
 A difference of seed s and sentence i is a_s + b_i + e_si, and the truth is 0. The share of sentences is the variance that b gives to
 the mean, over the variance that a gives. Half as much as from a comes from e.

@@ -31,7 +31,7 @@ SHOWN = ("mha", "gain", "mixhead-a", "mixhead-b", "talking-heads", "fixedhead", 
 
 def known_matrices() -> Figure:
     """Return the errors of known matrices of full rank and 16 positions."""
-    lines = lines_of(matrices, RESULTS / "evidence-matrices.jsonl")
+    lines = lines_of(matrices, RESULTS / "evidence-matrices.jsonl.gz")
     chosen = [one for one in lines if (one["length"], one["rank"]) == (16, 16) and one["method"] in SHOWN]
     drawn = matrices.plot(chosen)
     drawn.axes[0].set_ylabel(f"{matrices.METRIC} (less is better)")

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fairseq_lowrank.files import read_lines
+
 ROOT = Path(__file__).parents[2]
 RESULTS, PLANNED = ROOT / "results", ROOT / "examples" / "evidence"
 
@@ -18,7 +20,7 @@ RESULTS, PLANNED = ROOT / "results", ROOT / "examples" / "evidence"
 def lines(file: str) -> dict[tuple[str, str], dict[int, dict]]:
     """Return the lines of a file in `results/` by table and row, then by seed. A table of sentence tasks has its task added."""
     found: dict[tuple[str, str], dict[int, dict]] = defaultdict(dict)
-    for text in (RESULTS / file).read_text(encoding="utf-8").splitlines():
+    for text in read_lines(RESULTS / file):
         line = json.loads(text)
         table = f"{line['table']}/{line['task']}" if line["table"].startswith("published-bert") else line["table"]
         found[table, line["row"]][line["seed"]] = line

@@ -80,7 +80,8 @@ def held(method: str) -> Row:
     """Return the errors of a method in the tasks of "What a head can hold"."""
     found = {
         column: [
-            line["value"] for line in lines("evidence-matrices.jsonl").get(("matrices", f"{at}-{method}"), {}).values()
+            line["value"]
+            for line in lines("evidence-matrices.jsonl.gz").get(("matrices", f"{at}-{method}"), {}).values()
         ]
         for column, at in (
             ("one pattern, 8 × 8", "n16-shared-h8"),

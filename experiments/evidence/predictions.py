@@ -13,23 +13,20 @@ from __future__ import annotations
 import functools
 import json
 import math
-import re
 from statistics import fmean
 from typing import Any
 
 from experiments.evidence.lines import RESULTS, differences
 from fairseq_lowrank.tools.reporting.statistics import student
 
-INTRODUCTION = """The words are those of the commit in the last column. Later pages have other words for some things: *fit* is the
+INTRODUCTION = """The words are those of the commit in the last column. Pages have other words for some things: *fit* is the
 training loss, *lead* and *gain* over `mha` are the same difference, and a *small* start is a half-scale start.
 
 *Held*: as predicted. *Contradicted*: as the column before it says. *Unclear*: neither. One seed settles nothing: its outcome is
-*as predicted under one seed* or *against the prediction under one seed*. [More](../evidence/method.md#predictions-and-outcomes).
+*as predicted under one seed* or *against the prediction under one seed*.
 
 *Computed* has the mean over seeds of what was predicted, its 95 % t interval, and its share of another difference where one was
 predicted. The outcome of such a row follows from its lines. Errors of known matrices are geometric means or their ratios."""
-_LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
-"""A link of a prediction, which led to a page of its commit."""
 FILE = RESULTS / "predictions.json"
 
 
@@ -92,9 +89,9 @@ def outcome(parts: list[dict[str, Any]]) -> tuple[str, str]:
     return min((word for word, _ in found), key=_STRONGEST.index), "; ".join(numbers for _, numbers in found)
 
 
-def page(written: str) -> str:
-    """Return the page of all predictions: for each experiment what was known, and tables of predictions with outcomes."""
-    parts = ["# Predictions and their outcomes", written, INTRODUCTION]
+def tables() -> list[str]:
+    """Return all predictions: for each experiment what was known, and tables of predictions with outcomes, in Markdown."""
+    parts = [INTRODUCTION]
     before = None
     for group in groups():
         if group["experiment"] != before:
@@ -104,7 +101,7 @@ def page(written: str) -> str:
         rows = [["", "rows", "prediction", "contradicted by", "outcome", "computed", "commit"], ["---"] * 7]
         for one in group["predictions"]:
             numbers = outcome(one["compute"])[1] if "compute" in one else ""
-            words = [_LINK.sub(r"\1", one[name]) for name in ("rows", "text", "rule")]
-            rows.append([one["id"], *words, one["outcome"], numbers, one["commit"][:8]])
+            words = [one[name] for name in ("rows", "text", "rule", "outcome")]
+            rows.append([one["id"], *words, numbers, one["commit"][:8]])
         parts += ["\n".join("| " + " | ".join(row) + " |" for row in rows), group["remarks"]]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    return [part for part in parts if part]

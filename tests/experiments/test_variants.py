@@ -1,5 +1,6 @@
 """The pages of the variants: every preset has one, its formulas hold of built layers, and the files are what the source gives."""
 
+import gzip
 import importlib.util
 import json
 from pathlib import Path
@@ -81,7 +82,7 @@ def test_the_pages_of_the_repository_are_what_the_source_gives():
 
 def results_of(folder, file, table, values, **fields):
     """Write lines of a results file: values by row, under seeds 1, 2, …."""
-    with (folder / file).open("a") as lines:
+    with (gzip.open if file.endswith(".gz") else open)(folder / file, "at") as lines:
         for row, found in values.items():
             for seed, value in enumerate(found, 1):
                 fixed = {"paper": "evidence", "table": table, "metric": "x", "commit": None, "smoke": False}
@@ -90,9 +91,9 @@ def results_of(folder, file, table, values, **fields):
 
 def test_rows_are_means_with_their_spread_over_common_seeds(tmp_path):
     values = {"n16-shared-h16-gain": [0.1, 0.001], "n16-shared-h16-mha": [0.5, 0.5, 7.0]}
-    results_of(tmp_path, "evidence-matrices.jsonl", "matrices", values)
-    results_of(tmp_path, "evidence-matrices.jsonl", "matrices", {"n16-shared-h16-gain": [9.0, 9.0, 9.0]}, smoke=True)
-    results_of(tmp_path, "evidence-matrices.jsonl", "another", {"n16-shared-h16-gain": [7.0] * 4})
+    results_of(tmp_path, "evidence-matrices.jsonl.gz", "matrices", values)
+    results_of(tmp_path, "evidence-matrices.jsonl.gz", "matrices", {"n16-shared-h16-gain": [9.0, 9.0, 9.0]}, smoke=True)
+    results_of(tmp_path, "evidence-matrices.jsonl.gz", "another", {"n16-shared-h16-gain": [7.0] * 4})
     losses = {"test": {"bits": 3.5, "sentence_values": []}}
     results_of(tmp_path, "evidence.jsonl", "fast-start", {"h4-gain-2e-3": [30.0, 32.0, 31.0]}, losses=losses)
     bleu, loss, error = variants.measured("gain", tmp_path)
@@ -137,7 +138,7 @@ def test_the_best_control_has_the_seeds_of_the_row_and_is_not_the_row(tmp_path):
 def test_each_table_of_results_is_queried_or_left_out():
     found = {
         (file.name, line["table"], line.get("task"))
-        for file in variants.RESULTS.glob("*.jsonl")
+        for file in variants.RESULTS.glob("*.jsonl*")
         for line in variants.read_lines(file)
     }
     queried = {(query.file, query.table, query.task) for query in variants.RESULT_QUERIES}

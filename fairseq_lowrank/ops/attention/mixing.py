@@ -254,7 +254,7 @@ def _products_by_query(heads: Tensor, grad: Tensor) -> Tensor:
     """Return P[b, :, t] dP̄[b, :, t]ᵀ of each query, ``[B·rows, H, H]``. Their sum over queries is the gradient of one M.
 
     On a GPU the sum takes this way. One product with such short sides, over all weights of a block, was slow there for long
-    sequences (docs/data/kernels.md).
+    sequences (docs/log.md).
     """
     return torch.bmm(_rows(heads.transpose(1, 2)), _rows(grad.transpose(1, 2)).transpose(1, 2))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -31,7 +32,7 @@ COUNTS = 10
 
 
 def results_files(paths: Iterable[Path]) -> list[Path]:
-    """Return the ``.jsonl`` files among the paths, and those in folders.
+    """Return the ``.jsonl`` and ``.jsonl.gz`` files among the paths, and those in folders.
 
     Raises:
         UserError: a path does not exist, or a folder has no such file.
@@ -40,7 +41,7 @@ def results_files(paths: Iterable[Path]) -> list[Path]:
     for path in paths:
         if not path.exists():
             raise UserError(f"{path} does not exist. Give a results file, or a folder of them.")
-        files = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
+        files = sorted([*path.rglob("*.jsonl"), *path.rglob("*.jsonl.gz")]) if path.is_dir() else [path]
         if not files:
             raise UserError(f"{path} has no .jsonl file. Give a results file, or a folder of them.")
         found += files
@@ -186,14 +187,19 @@ def _opened(path: Path) -> Iterator[int]:
 
 
 def append_line(path: Path, line: dict, check: Callable[[], None] = lambda: None) -> None:
-    """Append any line under the lock of its file, after a call of `check`, which may refuse it; see :func:`append_result`."""
+    """Append any line under the lock of its file, gzip or plain, after a call of `check`, which may refuse it.
+
+    See :func:`append_result`.
+    """
     line, record = take_sentences(line)
     data = (json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n").encode()
     check_writable(path)
     with named_if_full(path), _opened(path) as handle:
         check()
         size = os.fstat(handle).st_size
-        if size and os.pread(handle, 1, size - 1) != b"\n":
+        if path.suffix == ".gz":
+            data = gzip.compress(data, mtime=0)  # a gzip file may have several parts
+        elif size and os.pread(handle, 1, size - 1) != b"\n":
             data = b"\n" + data
         with append_sentences(path, [record]) if record else nullcontext():
             append_whole(handle, data)

@@ -158,12 +158,22 @@ def test_lines_of_measurements_that_are_no_trainings_are_left_out(tmp_path):
 
 def test_lines_recorded_before_stay_readable(request):
     said = []
-    for file in sorted((request.config.rootpath / "results").glob("*.jsonl")):
+    for file in sorted((request.config.rootpath / "results").glob("*.jsonl*")):
         found = results.read_results(file, said.append, measurements=True)
         of_models = ("evidence-measure", "evidence-published-models")
         assert found or file.stem in of_models
         results.read_results(file, said.append, scores=True)
     assert said == []
+
+
+@pytest.mark.parametrize("name", ["lines.jsonl", "lines.jsonl.gz"])
+def test_a_line_is_appended_to_a_plain_or_gzip_file(tmp_path, name):
+    line = {"paper": "p", "table": "t", "row": "r", "seed": 1, "metric": "error", "value": 0.5, "smoke": False}
+    for seed in (1, 2):
+        results.append_measurement(tmp_path / name, line | {"commit": "0" * 40, "seed": seed})
+    assert results.results_files([tmp_path]) == [tmp_path / name]
+    found = results.read_results(tmp_path / name, measurements=True)
+    assert [one["seed"] for one in found] == [1, 2]
 
 
 def test_measurements_are_read_where_they_are_asked_for(tmp_path):

@@ -1,6 +1,6 @@
-"""Write docs/data: every row by seed, planned contrasts and predictions, from the lines in `results/`.
+"""Build the tables of an experiment: its set-up, every row by seed, contrasts and predictions, from the lines in `results/`.
 
-`python -m experiments reference` writes the pages. Set-ups and numbers without lines are in ``results/notes.json``.
+`python -m experiments tables NAME` prints them. Set-ups and numbers without lines are in ``results/notes.json``.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import functools
 import gzip
+import io
 import json
 import math
 import re
@@ -18,10 +19,11 @@ from statistics import fmean, median
 
 from experiments.controlled import regression
 from experiments.controlled.runs import geometric_mean
-from experiments.evidence import measure, predictions, published_models, slowdown
-from experiments.evidence.lines import PLANNED, RESULTS, differences, lines, values
-from fairseq_lowrank.tools.reporting import comparison, contrasts, papers, tables
+from experiments.evidence import measure, pages, predictions, published_models, slowdown
+from experiments.evidence.lines import PLANNED, RESULTS, ROOT, differences, lines, values
+from fairseq_lowrank.tools.reporting import comparison, contrasts, papers
 from fairseq_lowrank.tools.reporting.statistics import equivalence_p, holm, student
+from fairseq_lowrank.tools.reporting.tables import as_markdown
 
 LOSSES = {"training loss": "fit", "validation": "valid", "test": "test"}
 METHODS = r"mixhead-[ab]|gain|common-mode|column-sums|small-start|gated-head|score-mixing|score-gain|fixedhead|headmix|mhe-mul|sha|qk\d+|ffn\d+|mha"
@@ -73,7 +75,7 @@ UNPLANNED = {
         ("h32-mha-values-x32", "h32-headmix"),
     ],
 }
-"""Pairs of rows whose differences the pages cite. They were not planned, unless a prediction names them."""
+"""Pairs of rows whose differences pages of docs/evidence cite. They were not planned, unless a prediction names them."""
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -103,6 +105,11 @@ def processor(line: dict) -> str:
     if isinstance(machine, str):
         return machine
     return ", ".join(machine.get("gpus", [re.sub(r"\(R\)| Processor| CPU", "", machine.get("cpu", ""))]))
+
+
+def commit(line: dict) -> str:
+    """Return the start of a line's commit, with its mark of uncommitted changes."""
+    return line["commit"][:8] + "-dirty" * line["commit"].endswith("-dirty")
 
 
 def plain_of(row: str, rows: Iterable[str]) -> str | None:
@@ -139,11 +146,7 @@ def by_seed(name: str) -> list[str]:
             losses = [number(line["losses"][split]["bits"], 4) for split in LOSSES.values()]
             found = source.get(row, {}).get(seed)
             cost = [number(found["value"], 2) if found else "not kept"] * bool(source)
-            origin = [
-                f"{line['updates']:,}",
-                processor(line),
-                line["commit"][:8] + "-dirty" * line["commit"].endswith("-dirty"),
-            ]
+            origin = [f"{line['updates']:,}", processor(line), commit(line)]
             cells.append([f"`{row}`", str(seed), *losses, *[f"{line['value']:.2f}"] * translation, *cost, *origin])
     averages = [
         [f"`{row}`", str(len(seeds))]
@@ -323,7 +326,7 @@ def decoding() -> list[str]:
 def matrices() -> list[str]:
     """Return the errors of known matrices: geometric means over seeds, with the least and the greatest."""
     found: dict[tuple, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for seeds in lines("evidence-matrices.jsonl").values():
+    for seeds in lines("evidence-matrices.jsonl.gz").values():
         for line in seeds.values():
             key = (
                 line["length"],
@@ -364,7 +367,9 @@ def matrices() -> list[str]:
     ]
     return [
         *parts,
-        *logarithms("evidence-matrices.jsonl", "matrices", [(f"{at}-{a}", f"{at}-{b}") for a, b, at in log], math.log),
+        *logarithms(
+            "evidence-matrices.jsonl.gz", "matrices", [(f"{at}-{a}", f"{at}-{b}") for a, b, at in log], math.log
+        ),
     ]
 
 
@@ -430,10 +435,9 @@ def controlled(name: str, pairs: Iterable[tuple[str, str]] = ()) -> list[str]:
                 number(fmean(line["value"] for line in found)),
                 *known,
                 f"{found[0]['parameters']:,}",
-                ", ".join(dict.fromkeys(f"{line['updates']:,}" for line in found)),
-                ", ".join(dict.fromkeys(processor(line) for line in found)),
-                ", ".join(
-                    dict.fromkeys(line["commit"][:8] + "-dirty" * line["commit"].endswith("-dirty") for line in found)
+                *(
+                    ", ".join(dict.fromkeys(map(of, found)))
+                    for of in (lambda line: f"{line['updates']:,}", processor, commit)
                 ),
             ]
         )
@@ -502,21 +506,27 @@ def bert() -> list[str]:
 def reported() -> list[str]:
     """Return what `fairseq-lowrank report` prints of the results without planned contrasts."""
     found = comparison.load_results([RESULTS / "multi30k.jsonl", RESULTS / "brown.jsonl"])
-    return [tables.as_markdown(comparison.build_report(found, papers.load_papers()), {}).strip()]
+    return [as_markdown(comparison.build_report(found, papers.load_papers()), {}).strip()]
 
 
 MARGINS = {"sentence-polarity": 1.0, "rte": 3.0}
 
 
-def notes(name: str) -> tuple[list[str], list[str]]:
-    """Return the set-ups of an experiment, and its sections with numbers that have no lines."""
-    found = json.loads((RESULTS / "notes.json").read_text(encoding="utf-8")).get(name, {})
-    setups = [f"## {title}\n\n{text}" for title, text in found.items() if title.startswith("Set-up")]
-    others = [f"## {title}\n\n{text}" for title, text in found.items() if not title.startswith("Set-up")]
-    return setups, others
+def times() -> list[str]:
+    """Return the results of the benchmarks whose rows are flat, a table for each file in benchmarks/results."""
+    parts = []
+    for file in sorted((ROOT / "benchmarks" / "results").glob("*.json")):
+        found = json.loads(file.read_text(encoding="utf-8"))
+        rows = found.get("results")
+        if not isinstance(rows, list) or not all(isinstance(row, dict) and "kernels" not in row for row in rows):
+            continue  # results of several benchmarks on a GPU, or of a compiler
+        columns = list(dict.fromkeys(name for row in rows for name in row))
+        machine = ", ".join(f"{key} {value}" for key, value in found["machine"].items())
+        title = f"## {file.stem}\n\n{machine}. {found.get('note', '')}".strip()
+        parts += [title, table(columns, [[str(row.get(name, "")) for name in columns] for row in rows])]
+    return parts
 
 
-TRAINED = "[Method](../evidence/method.md#terms) explains the terms. "
 SECTIONS: dict[str, tuple[str, list[Callable[[], list[str]]]]] = {
     "above-head-size": (
         "translation of four concatenated sentences",
@@ -583,6 +593,7 @@ SECTIONS: dict[str, tuple[str, list[Callable[[], list[str]]]]] = {
         "cuts of published models",
         [lambda: ["## Needs", published_models.table(measure.read(RESULTS / "evidence-published-models.jsonl"))]],
     ),
+    "predictions": ("what was said before the runs, and what came out", [predictions.tables]),
     "real-text": ("recipes on a CPU", [reported]),
     "recall": ("one sparse task", [partial(controlled, "recall")]),
     "regression": (
@@ -595,23 +606,31 @@ SECTIONS: dict[str, tuple[str, list[Callable[[], list[str]]]]] = {
             )
         ],
     ),
+    "times": ("the files of the benchmarks", [times]),
 }
-"""For each page of docs/data except predictions: what it is about, and its sections."""
+"""For each name: what its tables are about, and its sections."""
 
 
 def page(name: str) -> str:
-    """Return the text of a page of docs/data, by its name without ".md"."""
-    written = "This page is written from `results/` by `python -m experiments reference`."
-    if name == "predictions":
-        return predictions.page(written)
+    """Return the tables of a name in :data:`SECTIONS` with their notes, as Markdown. Set-ups come first."""
     about, sections = SECTIONS[name]
-    title = f"# {name.replace('-', ' ').capitalize()}: {about}"
-    predicted = any(group["experiment"] == name for group in predictions.groups())
-    link = f"[Predictions](predictions.md{f'#{name}' if predicted else ''})"
-    intro = f"{written} {link} have a page. {TRAINED.strip() if name != 'method' else ''}".strip()
-    setups, others = notes(name)
-    parts = [part for section in sections for part in section()]
-    return "\n\n".join([title, intro, *setups, *parts, *others]) + "\n"
+    found = json.loads((RESULTS / "notes.json").read_text(encoding="utf-8")).get(name, {})
+    notes = [f"## {title}\n\n{text}" for title, text in found.items()]
+    setups = [note for note in notes if note.startswith("## Set-up")]
+    parts = [
+        *setups,
+        *(part for section in sections for part in section()),
+        *(one for one in notes if one not in setups),
+    ]
+    text = "\n\n".join([f"# {name.replace('-', ' ').capitalize()}: {about}", *parts]) + "\n"
+    return re.sub(r"\[([^\]]*)\]\((?!http)[^)]*\)", r"\1", text)  # links of pages do not work in a terminal
 
 
-NAMES = (*SECTIONS, "predictions")
+def as_csv(markdown: str) -> str:
+    """Return the tables in a text as CSV, with an empty line between two tables."""
+    found = []
+    for block in re.findall(r"(?:^\|.*\n?)+", markdown, re.MULTILINE):
+        header, _, *rows = (pages.cells(line) for line in block.splitlines())
+        found.append(io.StringIO(newline=""))
+        csv.writer(found[-1], lineterminator="\n").writerows([header, *rows])
+    return "\n".join(file.getvalue() for file in found)

@@ -1,13 +1,16 @@
-"""The predictions of the evidence, and the pages of docs/data."""
+"""The predictions of the evidence, and the tables that `python -m experiments tables` prints."""
 
+import csv
+import io
 import re
 
 import pytest
 
 pytest.importorskip("scipy")
 
-from experiments.evidence import data, measure, predictions, published_models
-from experiments.evidence.lines import RESULTS, ROOT
+from experiments import __main__ as experiments
+from experiments.evidence import measure, predictions, published_models, tables
+from experiments.evidence.lines import RESULTS
 
 PREDICTIONS = {(group["experiment"], one["id"]): one for group in predictions.groups() for one in group["predictions"]}
 OUTCOMES = ("held", "contradicted", "unclear", "not run", "as predicted under one seed", "against the prediction under")
@@ -66,8 +69,19 @@ def test_an_interval_around_zero_decides_no_sign():
     assert (decided, undecided) == ("held", "unclear")
 
 
-def test_every_experiment_has_a_page_with_its_rows():
-    assert {path.stem for path in (ROOT / "docs" / "data").glob("*.md")} >= set(data.NAMES)
-    predicted = {experiment for experiment, _ in PREDICTIONS}
-    text = (ROOT / "docs" / "data" / "predictions.md").read_text(encoding="utf-8")
-    assert predicted == {name.lower().replace(" ", "-") for name in re.findall(r"^## (.+)$", text, re.MULTILINE)}
+@pytest.mark.parametrize("name", tables.SECTIONS)
+def test_tables_are_printed_and_their_csv_has_every_row(name, capsys):
+    assert experiments.main(["tables", name]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert experiments.main(["tables", name, "--csv"]) == 0
+    found = list(csv.reader(io.StringIO(capsys.readouterr().out)))
+    assert len([row for row in found if row]) == len(rows) - sum(line.startswith("| ---") for line in rows)
+    widths = {len(row) for row in found if row}
+    assert widths <= {line.count("|") - line.count("\\|") - 1 for line in rows}
+
+
+def test_another_name_is_refused_with_the_names(capsys):
+    assert experiments.main(["tables", "fast-starts"]) == 2
+    assert "NAME 'fast-starts': unknown. Use one of above-head-size," in capsys.readouterr().err
+    assert experiments.main(["tables"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(tables.SECTIONS)
