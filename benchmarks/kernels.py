@@ -36,6 +36,7 @@ from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, HeadMi
 from fairseq_lowrank.ops.activation import ACTIVATIONS
 from fairseq_lowrank.ops.attention.launch import Kernel, Launch
 from fairseq_lowrank.ops.attention.machine_code import inner_loop, tool
+from fairseq_lowrank.ops.attention.tiled import MOST_COLUMNS
 from fairseq_lowrank.ops.attention.tiled_launch import TiledLaunch
 from fairseq_lowrank.ops.attention.triton import COMPILED_RULES, COMPILED_SIZES, is_precompiled_config
 
@@ -150,6 +151,8 @@ class Configuration(NamedTuple):
     dropout: bool = False
     few: bool = False
     """Tiles for few programs."""
+    masked: bool = False
+    """A mask of floats."""
 
 
 def of_auto() -> list[Configuration]:
@@ -174,24 +177,21 @@ def of_auto() -> list[Configuration]:
 
 
 def of_tiled() -> list[Configuration]:
-    """Kernels of the tiled backend on an H100: sizes of Mixhead A, and each other kind with 16 heads of 64."""
+    """Kernels of the tiled backend on an H100: all sizes of Mixhead A, and each other kind with 16 heads of 64."""
     plain = Configuration("A", "softmax", 16, 64, 90, padding=False, backend="tiled")
     changes: list[dict] = [
         {},
         {"mixing": "none"},
         {"mixing": "none", "activation": "sigsoftmax"},
-        {"heads": 8},
         {"mixing": "B"},
         {"dropout": True},
-        {"heads": 4},
+        {"masked": True},
         {"mixing": "talking heads"},
-        {"dim": 32},
-        {"heads": 8, "dim": 128},
-        {"heads": 12},
         {"mixing": "mixed scores"},
-        {"heads": 32},
     ]
-    return [plain._replace(**change) for change in changes]
+    sizes = itertools.product((4, 8, 12, 16, 32), (32, 64, 128))
+    changes += [{"heads": heads, "dim": dim} for heads, dim in sizes if heads * dim <= MOST_COLUMNS]
+    return list(dict.fromkeys(plain._replace(**change) for change in changes))
 
 
 def compiled(one: Configuration, names: Container[str] | None = None) -> Iterator[Compiled]:
@@ -250,7 +250,7 @@ def call_of(one: Configuration) -> AttentionCall:
         return rule and rule(torch.zeros(shape, dtype=getattr(torch, one.weights), requires_grad=True))
 
     padding = torch.zeros(batch, length, dtype=torch.bool) if one.padding else None
-    additive = torch.zeros(length, length, dtype=dtype) if one.everything else None
+    additive = torch.zeros(length, length, dtype=dtype) if one.everything or one.masked else None
     mask = AttentionMask(one.causal, padding, additive)
     before, after = map(mixing, RULES[one.mixing])
     scores, dropout = DotProduct(projected(), projected()), 0.1 if one.everything or one.dropout else 0.0
@@ -275,7 +275,7 @@ def compile_all(path: Path, grid: list[Configuration]) -> dict[Configuration, li
 
 def write(path: Path, found: dict[Configuration, list[Compiled]]) -> None:
     """A line a configuration."""
-    later = {name: Configuration._field_defaults[name] for name in ("backend", "dropout", "few")}
+    later = {name: Configuration._field_defaults[name] for name in ("backend", "dropout", "few", "masked")}
     lines = []
     for one, kernels in found.items():
         fields = {name: value for name, value in one._asdict().items() if value != later.get(name)}
@@ -372,7 +372,7 @@ def tiled_table(found: dict[Configuration, list[Compiled]]) -> str:
     for one, kernels in found.items():
         if one.backend != "tiled":
             continue
-        extra = [name for name in ("dropout", "few", "padding") if getattr(one, name)]
+        extra = [name for name in ("dropout", "few", "masked", "padding") if getattr(one, name)]
         totals = [sum(ends) for ends in zip(*(predicted(kernel, one) for kernel in kernels), strict=True)]
         for kernel in kernels:
             low, high = predicted(kernel, one)

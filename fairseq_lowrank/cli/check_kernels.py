@@ -123,7 +123,7 @@ def random_calls(
 ) -> Iterator[AttentionCall]:
     """Yield random calls with lengths up to ``longest``, which alternate between ``compositions`` random compositions.
 
-    Where ``refused`` gives a reason, the call has no additive mask, and heads of 16 or 32.
+    Where ``refused`` gives a reason, the call has heads of 16 or 32.
     """
     import torch
 
@@ -162,7 +162,7 @@ def random_calls(
         call = random_call(generator, device, dtype, batch, heads, shapes, rules, mask, activation, None)
         if refused(call) is not None:
             small, small_value = (16 if size <= 16 else 32 for size in (dim, value_dim))
-            mask, shapes = AttentionMask(causal, padding), (*shapes[:4], small, small_value)
+            shapes = *shapes[:4], small, small_value
             call = random_call(generator, device, dtype, batch, heads, shapes, rules, mask, activation, None)
         yield call
 

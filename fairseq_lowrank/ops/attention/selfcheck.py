@@ -199,7 +199,7 @@ def _composition(call: AttentionCall, backend: str = "triton") -> tuple:
     mask, (_, heads, queries, keys) = call.mask, call.scores.shape
     kinds = tuple((type(mixing), mixing and mixing.weight.dtype) for mixing in (call.score_mixing, call.prob_mixing))
     groups = call.dot_product.k.size(1), call.v.size(1)
-    additive = None if mask.additive is None else mask.additive.dtype
+    additive = None if mask.additive is None else (mask.additive.dtype, mask.differs_by_head)
     masked = mask.causal, mask.key_padding is not None, additive, bool(mask.num_appended_keys), mask.query_repeats > 1
     lengths = _alike(queries), _alike(keys), queries == keys
     of_tiles = (mask.window is not None, has_few_programs(call)) if backend == "tiled" else ()
@@ -236,7 +236,7 @@ def _like(call: AttentionCall) -> AttentionCall:
     padding = torch.rand(1, keys, generator=generator) < 0.3 if mask.key_padding is not None else None
     additive = None
     if mask.additive is not None:
-        additive = torch.randn(1, heads, queries, keys, generator=generator)
+        additive = torch.randn(1, heads if mask.differs_by_head else 1, queries, keys, generator=generator)
         additive = additive < -1 if mask.additive.dtype == torch.bool else additive.to(mask.additive.dtype)
     window = None if mask.window is None else min(mask.window, 11)
     small = AttentionMask(mask.causal, padding, additive, appended, repeats, window)

@@ -39,8 +39,6 @@ MOST_COLUMNS = 2048
 
 def unsupported_reason(call: AttentionCall) -> str | None:
     """Return what this backend cannot compute of ``call``, in words, or ``None``."""
-    if call.mask.additive is not None:
-        return "a mask of queries and keys"
     if (reason := triton.unsupported_reason(call.replace(mask=call.mask.replace(window=None)))) is not None:
         return reason
     heads, sizes = call.scores.shape[1], (call.dot_product.q.size(3), call.v.size(3))

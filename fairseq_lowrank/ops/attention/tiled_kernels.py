@@ -19,7 +19,7 @@ import triton.language as tl
 from fairseq_lowrank.ops.attention.kernels import NONE, POSITIONWISE, STATIC
 
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
-LN_2 = tl.constexpr(0.6931471805599453)
+LN_2, LOG2_E = tl.constexpr(0.6931471805599453), tl.constexpr(1.4426950408889634)
 NOTHING, OF_KEYS, OF_VALUES = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 """What the pass of statistics averages with the probabilities; what the pass over queries accumulates (0: both)."""
 
@@ -42,6 +42,16 @@ class Mask(NamedTuple):
     """``[B]`` numbers of keys up to the last visible one, or None."""
     padding: Any
     """``[B, S]`` bytes, or None where ``lengths`` say all."""
+    additive: Any
+    """``[B, H, T, S]`` by its strides: bytes that hide, floats, or None."""
+    batch: Any
+    head: Any
+    query: Any
+    key: Any
+    hides_from: Any
+    """A float mask hides where it is this or less; None where it is one of bytes."""
+    BY_HEAD: Any
+    """Whether the additive mask differs between heads."""
 
 
 class Dropout(NamedTuple):
@@ -281,6 +291,33 @@ def _visible(scores, mask, batch, t, s, length, MASKED: tl.constexpr):
 
 
 @triton.jit
+def _biased(scores, mask, batch, heads, t, s, shape, KEYS_FIRST: tl.constexpr):
+    """Return scores with the additive mask of the queries from ``t`` and the keys from ``s`` on, −inf where it hides."""
+    if mask.additive is not None:
+        rows, keys = tl.arange(0, shape.BLOCK_M), tl.arange(0, shape.BLOCK_N)
+        row, key = rows[:, None], keys[None, :]
+        if KEYS_FIRST:
+            row, key = rows[None, :], keys[:, None]
+        origin = (
+            mask.additive + batch * mask.batch + tl.cast(t, tl.int64) * mask.query + tl.cast(s, tl.int64) * mask.key
+        )
+        inside, offsets = (t + row < mask.queries) & (s + key < mask.keys), row * mask.query + key * mask.key
+        places = tl.cast(heads, tl.int64) * mask.head
+        if shape.BLOCK_H == 1:
+            origin += places
+        elif mask.BY_HEAD:
+            inside, offsets = inside[None, :, :] & (heads < shape.HEADS)[:, None, None], offsets[None, :, :] + places[:, None, None]  # fmt: skip
+        else:
+            inside, offsets = inside[None, :, :], offsets[None, :, :]
+        if mask.hides_from is None:
+            scores = tl.where(tl.load(origin + offsets, mask=inside, other=1) == 0, scores, float("-inf"))
+        else:
+            bias = tl.load(origin + offsets, mask=inside, other=0.0).to(tl.float32)
+            scores = tl.where(bias > mask.hides_from, scores + bias * LOG2_E, float("-inf"))
+    return scores
+
+
+@triton.jit
 def _logit(level, shape):
     """Return the logit of a score; that of sigsoftmax without −log₂(1 + 2^−|s|), which is at most 1."""
     if shape.SIGSOFTMAX:
@@ -409,10 +446,11 @@ def _statistics_tile(m_i, l_i, acc, queries, matrix, k, v, batch, heads, start, 
     keys = _rows(k, batch, heads, first, mask.keys, shape, shape.KEY_GROUPS, shape.DIM, shape.BLOCK_N, shape.BLOCK_D, MASKED)  # fmt: skip
     t, s = start + tl.arange(0, shape.BLOCK_M), first + tl.arange(0, shape.BLOCK_N)
     scores = _mixed_scores(matrix, _dot(queries, _transposed(keys)) * factor, shape, KIND)
+    scores = _biased(scores, mask, batch, heads, start, first, shape, False)
     scores = _visible(scores, mask, batch, t[:, None], s[None, :], length, MASKED)
     new = tl.maximum(m_i, tl.max(scores, len(scores.shape) - 1))
     finite = new
-    if MASKED or mask.padding is not None:
+    if MASKED or mask.padding is not None or mask.additive is not None:
         finite = tl.where(new == float("-inf"), 0.0, new)
     weights, slope = _powers(scores, tl.expand_dims(finite, -1), shape)
     shrink = tl.exp2(_logit(m_i, shape) - _logit(finite, shape))
@@ -466,6 +504,7 @@ def _attend_tile(acc, queries, lse, score_matrix, matrix, k, v, batch, heads, st
     values = _rows(v, batch, heads, first, mask.keys, shape, shape.VALUE_GROUPS, shape.VALUE_DIM, shape.BLOCK_N, shape.BLOCK_DV, MASKED)  # fmt: skip
     t, s = start + tl.arange(0, shape.BLOCK_M), first + tl.arange(0, shape.BLOCK_N)
     scores = _mixed_scores(score_matrix, _dot(queries, _transposed(keys)) * factor, shape, SCORE_KIND)
+    scores = _biased(scores, mask, batch, heads, start, first, shape, False)
     scores = _visible(scores, mask, batch, t[:, None], s[None, :], length, MASKED)
     weights, _ = _powers(scores, _level(lse, shape), shape)
     weights = _mixed(matrix, weights.to(shape.DTYPE), shape, KIND, False)
@@ -501,6 +540,7 @@ def _query_tile(acc, sums, gradient, of_scores, queries, grads, lse, given, scor
     t, s = start + tl.arange(0, shape.BLOCK_M), first + tl.arange(0, shape.BLOCK_N)
     unmixed = _product(queries, keys, q, k, batch, heads, start, first, mask.queries, mask.keys, shape, shape.KEY_GROUPS, shape.DIM, shape.BLOCK_D, MASKED) * factor  # fmt: skip
     scores = _mixed_scores(score_matrix, unmixed, shape, SCORE_KIND)
+    scores = _biased(scores, mask, batch, heads, start, first, shape, False)
     scores = _visible(scores, mask, batch, t[:, None], s[None, :], length, MASKED)
     weights, slope = _powers(scores, _level(lse, shape), shape)
     grad_mixed = _product(grads, values, grad, v, batch, heads, start, first, mask.queries, mask.keys, shape, shape.VALUE_GROUPS, shape.VALUE_DIM, shape.BLOCK_DV, MASKED)  # fmt: skip
@@ -616,6 +656,7 @@ def _key_tile(dk, dv, keys, values, score_matrix, score_backward, forward, backw
         forward = _matrix(prob_mixing, batch, first, mask.queries, shape, True)
         backward = _matrix(prob_mixing, batch, first, mask.queries, shape, False)
     scores = _mixed_scores(score_matrix, _dot(keys, _transposed(queries)) * factor, shape, SCORE_KIND)
+    scores = _biased(scores, mask, batch, heads, first, start, shape, True)
     if MASKED and mask.CAUSAL:
         visible = _by_position(t[None, :], s[:, None], mask)
         if shape.BLOCK_H > 1:

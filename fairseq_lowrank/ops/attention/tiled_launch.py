@@ -11,7 +11,7 @@ from torch import Tensor
 from triton import cdiv, next_power_of_2
 from triton.language import constexpr
 
-from fairseq_lowrank.ops.attention import tiled_kernels
+from fairseq_lowrank.ops.attention import kernels, tiled_kernels
 from fairseq_lowrank.ops.attention.call import AttentionCall
 from fairseq_lowrank.ops.attention.launch import _DTYPES, Kernel, Launch, _is_wide, _matrix, _view
 from fairseq_lowrank.ops.attention.mask import AttentionMask
@@ -81,7 +81,7 @@ class TiledLaunch(Launch):
         few: bool | None = None,
     ) -> None:
         super().__init__(call, seed, run)
-        self.mask = _mask(call.mask, call.scores.shape)
+        self.mask = _mask(call.mask, call.scores.shape, self.mask)
         self.factor = self.scale * LOG2_E
         threshold = round(65536 * call.dropout_p)
         self.dropout = tiled_kernels.Dropout(self.seed, threshold, 65536 / (65536 - threshold)) if threshold else None
@@ -231,7 +231,8 @@ def _is_aligned(tensor: Tensor) -> bool:
     return all(number % 16 == 0 for number in (tensor.data_ptr(), *tensor.stride()[:3]))
 
 
-def _mask(mask: AttentionMask, scores: tuple[int, int, int, int]) -> tiled_kernels.Mask:
+def _mask(mask: AttentionMask, scores: tuple[int, int, int, int], plain: kernels.Mask) -> tiled_kernels.Mask:
+    """Return ``mask`` as these kernels read it; its additive part is that of ``plain``."""
     _, _, queries, keys = scores
     positions, offset = mask.visible_prefix(queries, keys)
     counted = mask.causal and (mask.num_appended_keys > 0 or mask.query_repeats > 1)
@@ -252,4 +253,6 @@ def _mask(mask: AttentionMask, scores: tuple[int, int, int, int]) -> tiled_kerne
         mask.num_appended_keys,
         lengths,
         padding,
+        *(plain.additive, plain.batch, plain.head, plain.query, plain.key, plain.hides_from),
+        constexpr(mask.differs_by_head),
     )

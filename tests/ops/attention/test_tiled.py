@@ -28,12 +28,20 @@ def padding(*hidden):
     return rows
 
 
+def masked(*shape):
+    """A float mask that hides some keys, and all from the first of several queries."""
+    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(2))
+    if shape[-2] > 1:
+        drawn[..., 0, :] = float("-inf")
+    return drawn.masked_fill(drawn < -1, float("-inf"))
+
+
 RIGHT, ANYWHERE = padding(slice(13, None)), padding([0, 17], slice(0, LENGTH))
 # Rules before and after the softmax, heads, sizes of keys and values, and changes of a causal call.
 PROBLEMS = {
     "one matrix, large tiles": ((None, StaticMixing), 4, (16, 16), {"few": False, "queries": 70, "keys": 70}),
     "padded heads and sizes": ((None, StaticMixing), 3, (10, 20), {"activation": "sigsoftmax"}),
-    "16 heads": ((None, StaticMixing), 16, (16, 16), {}),
+    "16 heads of 128 in chunks": ((None, StaticMixing), 16, (128, 128), {}),
     "32 heads in chunks, more keys": ((None, StaticMixing), 32, (40, 64), {"queries": 16}),
     "matrices of queries, groups": ((None, PositionwiseMixing), 4, (16, 16), {"groups": (2, 1)}),
     "talking heads, window": (
@@ -50,6 +58,36 @@ PROBLEMS = {
         2,
         (16, 16),
         {"batch": 2, "mask": AttentionMask(True, RIGHT, num_appended_keys=8, query_repeats=2)},
+    ),
+    "mask of queries and keys": (
+        (None, StaticMixing),
+        3,
+        (16, 16),
+        {
+            "batch": 2,
+            "few": False,
+            "queries": 70,
+            "keys": 70,
+            "mask": AttentionMask(True, additive=masked(70, 70) < -1),
+        },
+    ),
+    "float mask of each head, more keys": (
+        (StaticMixing, PositionwiseMixing),
+        4,
+        (16, 16),
+        {"queries": 18, "mask": AttentionMask(False, additive=masked(4, 18, LENGTH)), "activation": "sigsoftmax"},
+    ),
+    "float mask of each sequence, padding": (
+        (None, StaticMixing),
+        12,
+        (64, 64),
+        {"batch": 2, "mask": AttentionMask(True, RIGHT, masked(2, 1, 1, LENGTH).half())},
+    ),
+    "unmixed, float mask of each head, window": (
+        (None, None),
+        3,
+        (16, 32),
+        {"queries": 56, "keys": 56, "mask": AttentionMask(True, additive=masked(3, 56, 56), window=36)},
     ),
     "unmixed, groups, window": (
         (None, None),
@@ -204,8 +242,8 @@ def test_what_it_cannot_compute_is_said():
     call, _ = problem("cpu", (None, StaticMixing), 4, (16, 16), mask=AttentionMask(True, window=3))
     assert tiled.unsupported_reason(call) is None
     assert "(need_weights)" in tiled.unsupported_reason(call.replace(need_weights=True))
-    masked = call.replace(mask=AttentionMask(additive=torch.zeros(LENGTH, LENGTH)))
-    assert tiled.unsupported_reason(masked) == "a mask of queries and keys"
+    bias = AttentionMask(additive=torch.zeros(LENGTH, LENGTH, requires_grad=True))
+    assert tiled.unsupported_reason(call.replace(mask=bias)) == "a gradient of the float mask"
     with pytest.raises(
         ValueError, match=r"cannot compute mixing of 32 heads of 128.*'auto', which takes 'triton' on a G"
     ):
