@@ -58,7 +58,7 @@ if [ -n "${ROWS:-}$SMOKE$DRY_RUN$COST${LIST_ROWS:-}" ]; then
     exit
 fi
 before=""
-while next="$(python -m experiments.evidence.documents --results "$(results_file)")" && [ -n "$next" ]; do
+while next="$(python -m experiments.evidence.documents ${RESULTS:+--results "$RESULTS"})" && [ -n "$next" ]; do
     if [ "$next" = "$before" ]; then exit; fi # another process is at these rows
     before="$next"
     SEED="${next%% *}" ROWS="${next#* }" loss_on_blocks
