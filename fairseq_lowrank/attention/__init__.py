@@ -2,9 +2,11 @@
 
 import fairseq_lowrank.methods  # noqa: F401  registers the methods
 from fairseq_lowrank.attention.build import build_attention
+from fairseq_lowrank.attention.core import CoreAttention, build_core
+from fairseq_lowrank.attention.decoding import DecodingCache
 from fairseq_lowrank.attention.groups import parameter_groups
 from fairseq_lowrank.attention.layer import MultiheadAttention
-from fairseq_lowrank.attention.masks import CAUSAL, PackedDocuments, SlidingWindow
+from fairseq_lowrank.attention.masks import CAUSAL, Hidden, PackedDocuments, SlidingWindow, Visible
 from fairseq_lowrank.attention.replace import replace_attention
 from fairseq_lowrank.attention.sharding import shard_parts, whole_state_dict
 from fairseq_lowrank.parts import (
@@ -26,13 +28,18 @@ __all__ = [
     "PRESETS",
     "AttentionConfig",
     "AttentionSpec",
+    "CoreAttention",
+    "DecodingCache",
+    "Hidden",
     "Method",
     "MultiheadAttention",
     "PackedDocuments",
     "Paper",
     "RotaryPositions",
     "SlidingWindow",
+    "Visible",
     "build_attention",
+    "build_core",
     "parameter_groups",
     "register",
     "replace_attention",

@@ -106,8 +106,37 @@ class LayerCache(NamedTuple):
         return LayerCache(tensors, padding)
 
 
-IncrementalState = dict[str, LayerCache]
-"""A dictionary for a whole model, with an entry for each layer."""
+class DecodingCache:
+    """Keeps keys and values of earlier steps, for all layers of a model. Pass one object to every step.
+
+    It is no dictionary: FSDP with a ``MixedPrecisionPolicy`` and ``accelerate`` copy dictionaries and lists among the arguments, and a
+    copy would be forgotten. fairseq's dictionaries still work where nothing copies them.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[str, LayerCache] = {}
+
+    def get(self, key: str) -> LayerCache | None:
+        return self._entries.get(key)
+
+    def __setitem__(self, key: str, cache: LayerCache) -> None:
+        self._entries[key] = cache
+
+    def clear(self) -> None:
+        """Forget everything: the next step is the first of another text."""
+        self._entries.clear()
+
+    @property
+    def length(self) -> int:
+        """The number of cached positions."""
+        return max((cache.length for cache in self._entries.values()), default=0)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.length} positions of {len(self._entries)} layers)"
+
+
+IncrementalState = dict[str, LayerCache] | DecodingCache
+"""A cache for a whole model, with an entry for each layer."""
 
 
 class IncrementalCache:
@@ -133,10 +162,10 @@ class IncrementalCache:
         """
         if state is None:
             return None
-        if not isinstance(state, (dict, MutableMapping)):  # the abstract class alone is asked slowly
+        if not isinstance(state, (dict, DecodingCache, MutableMapping)):  # the abstract class alone is asked slowly
             raise ValueError(
-                f"incremental_state is a {type(state).__name__}: expected a dictionary. Pass {{}} at the first step, and the same "
-                "dictionary at each later one."
+                f"incremental_state is a {type(state).__name__}: expected a dictionary or a DecodingCache. Pass an empty one at the first "
+                "step, and the same one at each later one."
             )
         return state.get(self.key)
 

@@ -46,6 +46,27 @@ def parameter_groups(
     return [group for group in groups if group["params"]]
 
 
+def muon_split(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Return the trainable parameters that Muon may update, and the others, which keep AdamW.
+
+    Muon makes every update orthogonal, so it fits weights of linear maps of hidden features: those of ``nn.Linear`` outside of parts. An
+    orthogonal step on an h × h mixing, a gate or a factor moves all of its directions alike, however small their gradients are.
+    Weights that an embedding shares, or with more than 8 times as many outputs as inputs, such as those of a vocabulary, are others.
+    """
+    apart = _of_modules(model, NoDecayModule) | _of_modules(model, nn.Embedding)
+    linear = [
+        module.weight
+        for module in model.modules()
+        if isinstance(module, nn.Linear) and isinstance(module.weight, nn.Parameter)
+    ]
+    muon = {
+        id(w): w
+        for w in linear
+        if w.dim() == 2 and w.requires_grad and id(w) not in apart and w.size(0) <= 8 * w.size(1)
+    }
+    return [*muon.values()], [p for p in model.parameters() if p.requires_grad and id(p) not in muon]
+
+
 def _of_modules(model: nn.Module, kind: type[nn.Module]) -> dict[int, nn.Parameter]:
     """Return the parameters of all modules of a class, by their identity."""
     found = (module for module in model.modules() if isinstance(module, kind))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_lowrank.attention.appended import append_keys, build_appended
+from fairseq_lowrank.attention.core import PartsOwner
 from fairseq_lowrank.attention.decoding import (
     IncrementalCache,
     IncrementalState,
@@ -21,27 +22,15 @@ from fairseq_lowrank.attention.decoding import (
 from fairseq_lowrank.attention.dropout import AttentionDropout
 from fairseq_lowrank.attention.inputs import check_dtype, check_layout, check_tensors, transposed
 from fairseq_lowrank.attention.masks import CAUSAL, attention_mask, repeat_heads, split_key_padding
-from fairseq_lowrank.attention.states import AttentionConfigInStateDict, StateConfig, record_initial_states
 from fairseq_lowrank.attention.torch_module import TorchMHACompat
-from fairseq_lowrank.attention.watching import changed_call
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct
-from fairseq_lowrank.ops.attention import check_backend, check_device, compute, reference
+from fairseq_lowrank.ops.attention import check_backend, reference
 from fairseq_lowrank.ops.attention.call import check_rate
 from fairseq_lowrank.ops.attention.padding import is_right_padding
-from fairseq_lowrank.parts import (
-    AXES,
-    MODULE_AXES,
-    AttentionConfig,
-    Context,
-    LayerPart,
-    LayerParts,
-    RotaryPositions,
-    parts_of,
-)
-from fairseq_lowrank.parts.parameters import wide_defaults
+from fairseq_lowrank.parts import AttentionConfig, Context, RotaryPositions, parts_of
 from fairseq_lowrank.parts.projection import KeyValueStates, merge_heads
-from fairseq_lowrank.parts.stages import NO_CONTEXT, FilledSteps, Steps, declared, run, take_step
+from fairseq_lowrank.parts.stages import NO_CONTEXT, FilledSteps, Steps, declared, take_step
 
 
 class RegularizerInput(NamedTuple):
@@ -60,7 +49,7 @@ class RegularizerInput(NamedTuple):
     query_padding: Tensor | None
 
 
-class MultiheadAttention(TorchMHACompat, LayerParts):
+class MultiheadAttention(TorchMHACompat, PartsOwner):
     """Multi-head attention composed from a configuration.
 
     ::
@@ -138,16 +127,13 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         )
         # Keys that are computed from the cache in each step are normalised and turned after that.
         self._late_keys = config.qk_norm and "key" not in self.score.state_sizes
-        for axis in MODULE_AXES:
-            setattr(self, axis, self._build_axis(axis))
-        self._filled_steps = FilledSteps.of(self, MODULE_AXES)
+        self._build_parts(self.projection.query_size)
         self._cancels_row_constants = config.spec.shift_invariant
-        # Without tensors. A copy with them takes less time than a new one.
-        self._call_settings = AttentionCall(None, None, AttentionMask(), **config.spec.call_settings)  # type: ignore[arg-type]
-        self.state_config = self._state_config()
-        for name in self.state_config.markers:
-            self.register_buffer(name, torch.zeros(1))
-        self._made_on_meta = any(parameter.is_meta for parameter in self.parameters())
+        names = ("num_heads", "head_dim", "value_dim", "key_value_heads", "add_zero_attn", "qk_norm")
+        sizes = {name: getattr(config, name) for name in names} | {"rotary": self.rotary is not None}
+        if isinstance(self.rotary, RotaryPositions):
+            sizes["rotary_base"] = self.rotary.base
+        self._record_config(sizes | self.score.state_config, (self.projection, self.score), ("rotary",))
         if config.backend != "auto":
             check_backend(config.backend, self._smallest_call())
 
@@ -155,9 +141,6 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         """Register what the projection or the score function built, under fairseq's names."""
         for name, module in built.items():
             setattr(self, name, module)
-
-    def _build_axis(self, axis: str) -> LayerPart | None:
-        return self.config.build(axis, self.projection.query_size)
 
     def _check_choices(self) -> None:
         """Check choices that do not fit this layer's place in a model.
@@ -182,27 +165,12 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
                 "encoder_decoder_attention, add_bias_kv and add_zero_attn."
             )
 
-    def _filled(self) -> FilledSteps:
-        """Return which steps the parts fill. Any part may be replaced, removed or wrapped between two calls."""
-        filled = self._filled_steps
-        if not filled.is_of(self):
-            filled = FilledSteps.of(self, MODULE_AXES)
-            if not torch.compiler.is_compiling():
-                self._filled_steps = filled
-        return filled
-
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Give every parameter its initial value, also after ``to_empty``. A layer that is built has them already."""
-        with wide_defaults():
-            for child in self.children():
-                if callable(reset := getattr(child, "reset_parameters", None)):
-                    reset()
+        super().reset_parameters()
         self._reset_projections()
         self.projection.reset_parameters(self)
         self.score.reset_parameters(self)
-        for name in self.state_config.markers:
-            self.get_buffer(name).zero_()
 
     def _reset_projections(self) -> None:
         """Initialise the projections as fairseq does."""
@@ -216,21 +184,6 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         for appended in (self.bias_k, self.bias_v):
             if appended is not None:
                 nn.init.xavier_normal_(appended)
-
-    def _check_values(self) -> None:
-        """Check that a layer that was made on the meta device has got values.
-
-        Raises:
-            UserError: it has none. Modules whose hooks bring them, such as offloaded ones, are left out.
-        """
-        for prefix, module in self.named_modules():
-            for name, parameter in module.named_parameters(prefix, recurse=False):
-                if parameter.is_meta and not module._forward_pre_hooks and not hasattr(module, "_hf_hook"):
-                    raise UserError(
-                        f"{name} is on the meta device, so it has no values. "
-                        "Call to_empty(device=…), and then reset_parameters() or load_state_dict()."
-                    )
-        self._made_on_meta = False
 
     @property
     def cached_sizes(self) -> dict[str, tuple[int, int]]:
@@ -303,7 +256,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         if key is not None and incremental_state is None:
             check_layout(self.config, query, key, hidden_keys, attn_mask, beams=self.beam_size > 1)
         need_weights = need_weights or need_head_weights
-        filled = self._filled()
+        filled = self.core.filled(self)
         steps = filled.steps
         if key_bias is not None and incremental_state is not None:
             raise ValueError(
@@ -324,59 +277,35 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         context = self._context(filled, query, q, states, keys - queries, beam) if steps else NO_CONTEXT
 
         # The mask: which keys each query sees.
-        query_padding = None
-        if key_padding_mask is not None and not self.encoder_decoder_attention:
-            query_padding = key_padding_mask[:, -queries:]
         if is_causal and attn_mask is None:
             attn_mask = CAUSAL
         mask = attention_mask(attn_mask, key_padding_mask, (key_batch, self.num_heads, queries, keys), key_bias)
-        if mask.documents is not None and self.encoder_decoder_attention:
-            raise ValueError(
-                "attn_mask of documents in cross attention: queries have no position among the keys. Use a mask [B, H, T, S]."
-            )
-        if mask.additive is not None:
-            mask = repeat_heads(mask, self.num_heads, self.config.queries_per_head)
-        if self.config.has_appended_keys:
-            states, mask = append_keys(states, mask, (self.bias_k, self.bias_v), self.add_zero_attn)
-        if beam > 1:
-            mask = mask.repeat_queries(beam)
-
-        # Scores and probabilities.
+        states, mask = self._finished_mask(states, mask, beam)
         check = mask.additive is not None or isinstance(attn_mask, AttentionMask)
         if before_softmax:
-            call = self._call(filled, q, states, mask, keep_row_constants=True)
-            if check:
-                call.check()
-            call = take_step(steps, "call", call, context.widened())
-            scores = reference.masked_scores(call).expand(-1, self._score_heads, -1, -1)
-            values = self.projection.expand_values(self, states)
+            scores, values = self._scores(filled, q, states, mask, context, check)
             if incremental_state is not None:
                 self.cache.set(incremental_state, cache)
             return split_beams(scores, beam).flatten(0, 1), values.flatten(0, 1)
-
-        leaves_padding = self.self_attention and mask.causal and not (need_weights or self.outputs_at_padding)
-        if leaves_padding and mask.key_padding is not None:
+        leaves_padding = self.self_attention and not (need_weights or self.outputs_at_padding)
+        if leaves_padding and mask.key_padding is not None and mask.sees_no_later_key:
             # Queries at real positions see none of the padding to their right.
             mask = mask.replace(key_padding=None) if is_right_padding(mask.key_padding) else mask
-        dropout = children["dropout_module"]
-        dropout_p = dropout.p if self.training or getattr(dropout, "apply_during_inference", False) else 0.0
-        call = self._call(filled, q, states, mask, dropout_p=dropout_p, need_weights=need_weights)
 
-        def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-            if check:
-                call.check()
-            call = changed_call(self, call)
-            if need_weights and self.backend != "auto":
-                check_device(self.backend, call)  # fused kernels have no weights, so another backend computes them
-            heads, weights = compute(call, "auto" if need_weights else self.backend)
+        # Core attention, and the output projection.
+        dropout_p = self._dropout_p(children["dropout_module"])
+        call = self._call(filled, q, states, mask, dropout_p=dropout_p, need_weights=need_weights)
+        query_padding = None
+        if key_padding_mask is not None and not self.encoder_decoder_attention:
+            query_padding = key_padding_mask[:, -queries:]
+
+        def finish(call: AttentionCall, heads: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
             if self.regulariser is not None:
                 heads = self.regulariser(RegularizerInput(self, call, heads, query_padding))
             heads = self.projection.finalize_heads(self, heads, call)
-            if heads.size(1) != self._score_heads:
-                heads = heads.expand(-1, self._score_heads, -1, -1)
-            return heads, None if weights is None else weights.expand(-1, self._score_heads, -1, -1)
+            return self._of_all_heads(heads), None if weights is None else self._of_all_heads(weights)
 
-        heads, weights = run(steps, call, context, attend)
+        heads, weights = self.core.run(self, filled, call, context, self.backend, check=check, finish=finish)
         output = children["out_proj"](merge_heads(heads if beam == 1 else split_beams(heads, beam)))
         if incremental_state is not None:  # after the last error that a call can raise, so that it can be repeated
             self.cache.set(incremental_state, cache)
@@ -389,10 +318,37 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
             return output, weights.transpose(0, 1)
         return output, weights.mean(dim=1) if average_attn_weights else weights
 
+    def _finished_mask(
+        self, states: KeyValueStates, mask: AttentionMask, beam: int
+    ) -> tuple[KeyValueStates, AttentionMask]:
+        """Return states and mask with appended keys, for the queries of ``beam`` hypotheses."""
+        if mask.documents is not None and self.encoder_decoder_attention:
+            raise ValueError(
+                "attn_mask of documents in cross attention: queries have no position among the keys. Use a mask [B, H, T, S]."
+            )
+        if mask.additive is not None:
+            mask = repeat_heads(mask, self.num_heads, self.config.queries_per_head)
+        if self.config.has_appended_keys:
+            states, mask = append_keys(states, mask, (self.bias_k, self.bias_v), self.add_zero_attn)
+        return states, mask.repeat_queries(beam) if beam > 1 else mask
+
+    def _scores(
+        self, filled: FilledSteps, q: Tensor, states: KeyValueStates, mask: AttentionMask, context: Context, check: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Return masked scores ``[B, H, T, S]`` and the values of heads, as fairseq's ``before_softmax``."""
+        call = self._call(filled, q, states, mask, keep_row_constants=True)
+        if check:
+            call.check()
+        call = take_step(filled.steps, "call", call, context.widened())
+        return self._of_all_heads(reference.masked_scores(call)), self.projection.expand_values(self, states)
+
+    def _of_all_heads(self, heads: Tensor) -> Tensor:
+        """Return heads of which one may stand for all."""
+        return heads if heads.size(1) == self._score_heads else heads.expand(-1, self._score_heads, -1, -1)
+
     def project_query(self, query: Tensor) -> Tensor:
         """Return the queries that mixing reads, ``[B, H, T, D]``, for ``query [T, B, embed_dim]``."""
-        q = self._project_query(self._filled().steps, query)
-        return q.expand(-1, self._score_heads, -1, -1)
+        return self._of_all_heads(self._project_query(self.core.filled(self).steps, query))
 
     def _project_query(self, steps: Steps, query: Tensor) -> Tensor:
         q = self.score.project_query(self, query)
@@ -429,9 +385,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         if filled.reads_own_value:
             own = {name: cached[:, :, -query.size(0) :] for name, cached in states.items()}
             own_values = self.projection.expand_values(self, own)
-        if q.size(1) != self._score_heads:
-            q = q.expand(-1, self._score_heads, -1, -1)
-        return Context(inputs, q, states, first, beam, own_values)
+        return Context(inputs, self._of_all_heads(q), states, first, beam, own_values)
 
     def _key_value_states(
         self,
@@ -497,9 +451,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         )
         if self._late_keys and isinstance(scores, DotProduct):
             scores = scores.replace(k=self._finished_keys(scores.k))
-        return self._call_settings.replace(
-            scores=scores, v=values, mask=mask, dropout_p=dropout_p, need_weights=need_weights
-        )
+        return self.core.call(scores, values, mask, dropout_p=dropout_p, need_weights=need_weights)
 
     def _rotated(self, q: Tensor, states: KeyValueStates, mask: AttentionMask) -> Tensor:
         """Return queries whose last one has the position of the last key; several beams count from the same position."""
@@ -527,7 +479,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         states = {name: torch.empty(1, heads, 1, size) for name, (heads, size) in self.cached_sizes.items()}
         training = {module: module.training for module in self.modules()}
         self.eval()  # in training mode, a projection wrapped in quantisation noise draws numbers
-        filled, query = self._filled(), torch.empty(1, 1, self.embed_dim)
+        filled, query = self.core.filled(self), torch.empty(1, 1, self.embed_dim)
         call = self._call(filled, q, states, AttentionMask(), dropout_p=self.dropout_module.p)
         call = take_step(filled.steps, "call", call, self._context(filled, query, q, states, 0, 1))
         for module, mode in training.items():
@@ -545,41 +497,6 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
             beam_size=self.beam_size,
         )
         return incremental_state
-
-    # --- state dicts
-
-    def _state_config(self) -> AttentionConfigInStateDict:
-        names = ("num_heads", "head_dim", "value_dim", "key_value_heads", "add_zero_attn", "qk_norm")
-        config: StateConfig = {name: getattr(self.config, name) for name in names}
-        config["rotary"] = self.rotary is not None
-        config |= {name: getattr(self.spec, name) for name, axis in AXES.items() if axis.is_recorded}
-        parts: dict[str, LayerPart] = parts_of(self)
-        for part in (self.projection, self.score, *parts.values()):
-            config |= {option.name: getattr(part, option.name) for option in part.options if not option.choices}
-        if isinstance(self.rotary, RotaryPositions):
-            config["rotary_base"] = self.rotary.base
-        optional = {axis: part for axis, part in parts.items() if part.keeps_stock}
-        learned = frozenset(axis for axis, part in optional.items() if [*part.parameters()])
-        initial = record_initial_states(optional, self._build_axis)
-        without_tensors = ["rotary", *(axis for axis, part in parts.items() if not part.state_dict())]
-        return AttentionConfigInStateDict({**config, **self.score.state_config}, initial, learned, without_tensors)
-
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        self.state_config.save(destination, prefix)
-
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing: list[str],
-        unexpected: list[str],
-        errors: list[str],
-    ) -> None:
-        self.state_config.prepare(state_dict, prefix, local_metadata, self)
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
 
 
 def _split(what: str, here: int, whole: int) -> UserError:

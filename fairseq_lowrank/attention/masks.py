@@ -62,6 +62,54 @@ def PackedDocuments(
     return AttentionMask(causal=causal, documents=ids if ids.dim() == 2 else ids[None])
 
 
+def Visible(mask: Tensor) -> AttentionMask:
+    """Return a mask under which a query sees the keys where a bool tensor ``[…, T, S]`` is True, as SDPA reads it.
+
+    Raises:
+        ValueError: it is no bool tensor.
+    """
+    return Hidden(~_bool("Visible", mask))
+
+
+def Hidden(mask: Tensor) -> AttentionMask:
+    """Return a mask that hides the keys where a bool tensor ``[…, T, S]`` is True, as ``nn.MultiheadAttention`` reads it.
+
+    Raises:
+        ValueError: it is no bool tensor.
+    """
+    return AttentionMask(additive=_bool("Hidden", mask))
+
+
+def _bool(name: str, mask: object) -> Tensor:
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        raise ValueError(f"{name}: expected a bool tensor, and got {getattr(mask, 'dtype', type(mask).__name__)}")
+    return mask
+
+
+def core_mask(mask: AttentionMask | Tensor | str | None) -> AttentionMask:
+    """Return the mask of a :class:`~.core.CoreAttention`.
+
+    Raises:
+        ValueError: it is a bool tensor, which may mean two things, or something else.
+    """
+    if mask is None:
+        return _NOTHING_HIDDEN
+    if isinstance(mask, AttentionMask):
+        return mask
+    if isinstance(mask, str) and mask == "causal":
+        return CAUSAL
+    if isinstance(mask, Tensor) and mask.is_floating_point():
+        return AttentionMask(additive=mask)
+    if isinstance(mask, Tensor):
+        raise ValueError(
+            f"mask of {mask.dtype}: libraries read it in two ways. Pass Visible(mask) if True shows a key, as in "
+            "scaled_dot_product_attention, or Hidden(mask) if True hides it, as in nn.MultiheadAttention."
+        )
+    raise ValueError(
+        f"mask={mask!r}: expected 'causal', an AttentionMask such as SlidingWindow(128), a float tensor or None"
+    )
+
+
 def _integers(name: str, values: object, shape: str) -> Tensor:
     """Return integers as a tensor.
 

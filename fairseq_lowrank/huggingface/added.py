@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
 from fairseq_lowrank.attention import AttentionConfig, AttentionSpec
+from fairseq_lowrank.attention.core import Core
 from fairseq_lowrank.huggingface.models import query_sizes
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.parts import MODULE_AXES, SLOTS, NoDecayModule
@@ -37,16 +38,19 @@ class AddedAttention(NamedTuple):
     It never changes, and holds nothing of a call.
 
     Args:
-        settings: the fields of :class:`~fairseq_lowrank.ops.AttentionCall` that choices without tensors set, such as the activation.
-        config: for which the parts were built; ``None`` without parts.
+        core: runs the parts, which are children of the module.
         inputs: the name of the module's first argument.
         causal: whether the module is causal; ``None`` if its flag ``is_causal`` says it.
     """
 
-    settings: dict[str, Any]
-    config: AttentionConfig | None = None
+    core: Core
     inputs: str = "hidden_states"
     causal: bool | None = None
+
+    @property
+    def config(self) -> AttentionConfig | None:
+        """For which the parts were built; ``None`` without parts."""
+        return self.core.config
 
 
 class _Call(NamedTuple):
@@ -179,7 +183,7 @@ def build_added(
     built = {} if config is None else {axis: config.build(axis) for axis in ADDED_AXES}
     parts = {axis: _placed(part, module) for axis, part in built.items() if part is not None}
     inputs = list(inspect.signature(type(module).forward).parameters)[1]
-    return AddedAttention(spec.call_settings, config if parts else None, inputs, causal), parts
+    return AddedAttention(Core(spec, config if parts else None), inputs, causal), parts
 
 
 def add(module: nn.Module, added: AddedAttention, parts: Mapping[str, nn.Module]) -> None:

@@ -9,28 +9,21 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from fairseq_lowrank.attention import AttentionSpec
+from fairseq_lowrank.attention.core import takes_projected_heads
 from fairseq_lowrank.huggingface.models import describe
 from fairseq_lowrank.huggingface.sites import SITES
 from fairseq_lowrank.messages import IMPORT_PLUGIN, UserError, did_you_mean
-from fairseq_lowrank.parts import AXES, METHODS, PARTS, PRESETS, SLOTS, LayerPart
-
-_BEFORE_HEADS = frozenset(("queries", "states"))
-"""The steps of a part that a model of transformers computes itself, as a part of its projections."""
-
-
-def _is_open(axis: str, value: str) -> bool:
-    """Return True if a model of transformers leaves a value of an axis open."""
-    part = PARTS[axis][value]
-    if part is None or not SLOTS[axis].holds_tensors:
-        return True
-    return issubclass(part, LayerPart) and part.filled.isdisjoint(_BEFORE_HEADS)
+from fairseq_lowrank.parts import AXES, METHODS, PARTS, PRESETS
 
 
 def open_axes() -> list[str]:
     """Return the axes that a model of transformers leaves open, and the options of the parts on them."""
     values = {axis: [value for value, part in PARTS[axis].items() if part is not None] for axis in PARTS}
-    axes = [axis for axis in PARTS if any(_is_open(axis, value) for value in values[axis])]
-    return [*axes, *(name for name, axis in AXES.items() if any(_is_open(*reader) for reader in axis.readers))]
+    axes = [axis for axis in PARTS if any(takes_projected_heads(axis, value) for value in values[axis])]
+    return [
+        *axes,
+        *(name for name, axis in AXES.items() if any(takes_projected_heads(*reader) for reader in axis.readers)),
+    ]
 
 
 def chosen_axes(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,7 +69,7 @@ def _refusal(spec: AttentionSpec) -> str:
     closed = [
         name
         for name, value in spec.choices.items()
-        if name not in free or (name in PARTS and not _is_open(name, value))
+        if name not in free or (name in PARTS and not takes_projected_heads(name, value))
     ]
     return f"sets {', '.join(closed)}, which the projections of the model fix" if closed else ""
 

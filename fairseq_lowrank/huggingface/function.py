@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import eager_mask, sdpa_mask
 
-from fairseq_lowrank.attention.watching import changed_call, changing_calls, receivers_of, receiving_weights
+from fairseq_lowrank.attention import AttentionConfig
+from fairseq_lowrank.attention.watching import changing_calls, receivers_of, receiving_weights
 from fairseq_lowrank.huggingface.added import added_to, first_position, inputs_of, parts_of
 from fairseq_lowrank.huggingface.models import adds_masks, attention_modules
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, attention
+from fairseq_lowrank.ops import AttentionCall, AttentionMask
 from fairseq_lowrank.ops.attention.call import AlreadySet
-from fairseq_lowrank.parts import Context
-from fairseq_lowrank.parts.stages import NO_CONTEXT, by_step, declared, run
+from fairseq_lowrank.parts.stages import declared
 
 IMPLEMENTATION = "fairseq_lowrank"
 """The name of our function in ``config._attn_implementation``."""
@@ -104,61 +104,34 @@ def attention_forward(
             'Call apply_attention(model, "mha"), and then model.set_attn_implementation("sdpa"), to use it without mixing.'
         )
     added, receivers = added_to(module), receivers_of(module)
-    query_length, key_length = query.size(2), key.size(2)
     causal = added.causal if is_causal is None else is_causal
     causal = bool(getattr(module, "is_causal", True) if causal is None else causal)
-    causal = causal and attention_mask is None and query_length > 1
-    if causal and key_length > query_length:  # the first tokens in an empty static cache: later slots hold nothing yet
-        key, value = key[:, :, :query_length], value[:, :, :query_length]
-        position_bias = None if position_bias is None else position_bias[..., :query_length]
-    hidden = attention_mask
-    if hidden is not None and hidden.dtype == torch.bool:
-        hidden = ~hidden
-    parts = [*parts_of(module).values()]
-    for part in parts:  # a part whose weights were moved by hooks may compute on another device
-        if any(one._forward_pre_hooks or hasattr(one, "_hf_hook") for one in part.modules()):
-            continue  # hooks before the part, such as those of FSDP and of offloading, bring the tensors themselves
-        tensors = (*part.parameters(), *part.buffers())
-        if any(tensor.is_meta for tensor in tensors) and not query.is_meta:
-            raise UserError(
-                f"{type(module).__name__}: its {type(declared(part)).__name__} is on the meta device, so it has no values. "
-                "Load them with load_attention, or call to_empty and the reset_parameters of this part."
-            )
-        if any(tensor.device != query.device for tensor in tensors):
-            part.to(query.device)
-    if added.config is not None and added.config.num_heads != query.size(1):
-        raise UserError(
-            f"{type(module).__name__}: mixing of {added.config.num_heads} heads, and the model passes {query.size(1)}. "
-            "This layer repeats or splits its heads; leave it out with layers= or sites=."
-        )
-    groups = getattr(module, "num_key_value_groups", 1)
-    for name, states in (("keys", key), ("values", value)):
-        if query.size(1) not in (
-            states.size(1),
-            states.size(1) * groups,
-        ):  # fewer heads would be read as groups of heads
-            raise UserError(
-                f"{type(module).__name__}: {name} of {states.size(1)} heads for queries of {query.size(1)} heads, in groups of "
-                f"{groups}. Tensor parallelism of attention is not computed: load the model without it."
-            )
-    call = AttentionCall(
-        DotProduct(query, key, scaling),
-        value,
-        AttentionMask(causal=causal, additive=hidden),
-        score_bias=position_bias,
-        score_cap=softcap,
-        sinks=s_aux,
-        dropout_p=dropout,
-        need_weights=bool(output_attentions) or bool(receivers),
-        **added.settings,
-    )
-    context = _context(module, parts, query, key, value) if parts else NO_CONTEXT
-
-    def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-        return attention(changed_call(module, call))
-
+    causal = causal and attention_mask is None and query.size(2) > 1
+    if attention_mask is not None and attention_mask.dtype == torch.bool:
+        attention_mask = ~attention_mask
+    filled = added.core.filled(module)
+    _check_parts(module, query)
+    _check_heads(module, added.core.config, query, key, value)
+    # The first tokens in an empty static cache: later slots hold nothing yet.
+    start: int | Tensor | None = 0 if causal else None
+    if not causal and filled.reads_positions and key.size(2) != query.size(2):
+        start = first_position(module, query.size(2), key.size(2))
     try:
-        heads, weights = run(by_step(parts), call, context, attend)
+        heads, weights = added.core.attend(
+            module,
+            query,
+            key,
+            value,
+            AttentionMask(causal=causal, additive=attention_mask),
+            inputs=inputs_of(module) if filled.reads_inputs else None,
+            query_start=start,
+            scale=scaling,
+            score_bias=position_bias,
+            score_cap=softcap,
+            sinks=s_aux,
+            dropout_p=dropout,
+            need_weights=bool(output_attentions) or bool(receivers),
+        )
     except AlreadySet as error:
         raise UserError(
             f"{type(module).__name__}: {error} Leave this layer out with layers= or sites=, or choose other attention."
@@ -169,18 +142,43 @@ def attention_forward(
     return heads.transpose(1, 2).contiguous(), None if weights is None else weights.to(query.dtype)
 
 
-def _context(module: nn.Module, parts: list[nn.Module], query: Tensor, key: Tensor, value: Tensor) -> Context:
-    """Return what parts may read of this call."""
-    declarations = [declared(part) for part in parts]
-    first: int | Tensor = key.size(2) - query.size(2)
-    if first and any(part.needs_self_attention() for part in declarations):
-        first = first_position(module, query.size(2), key.size(2))
-        first = first[None] if isinstance(first, Tensor) else first
-    context = Context(inputs_of(module), query, {"key": key, "value": value}, first)
-    if not any(part.reads_own_value for part in declarations):
-        return context
-    own = value if query.size(2) == key.size(2) else value.index_select(2, context.query_positions().flatten())
-    return context._replace(own_values=own.repeat_interleave(query.size(1) // own.size(1), dim=1))
+def _check_parts(module: nn.Module, query: Tensor) -> None:
+    """Move parts to the device of the queries, where hooks may have moved the module.
+
+    Raises:
+        UserError: a part has no values.
+    """
+    for part in parts_of(module).values():  # a part whose weights were moved by hooks may compute on another device
+        if any(one._forward_pre_hooks or hasattr(one, "_hf_hook") for one in part.modules()):
+            continue  # hooks before the part, such as those of FSDP and of offloading, bring the tensors themselves
+        tensors = (*part.parameters(), *part.buffers())
+        if any(tensor.is_meta for tensor in tensors) and not query.is_meta:
+            raise UserError(
+                f"{type(module).__name__}: its {type(declared(part)).__name__} is on the meta device, so it has no values. "
+                "Load them with load_attention, or call to_empty and the reset_parameters of this part."
+            )
+        if any(tensor.device != query.device for tensor in tensors):
+            part.to(query.device)
+
+
+def _check_heads(module: nn.Module, config: AttentionConfig | None, query: Tensor, key: Tensor, value: Tensor) -> None:
+    """Check that the module has all of its heads, and no more.
+
+    Raises:
+        UserError: it repeats or splits them.
+    """
+    heads, groups = query.size(1), getattr(module, "num_key_value_groups", 1)
+    if config is not None and config.num_heads != heads:
+        raise UserError(
+            f"{type(module).__name__}: mixing of {config.num_heads} heads, and the model passes {heads}. "
+            "This layer repeats or splits its heads; leave it out with layers= or sites=."
+        )
+    for name, states in (("keys", key), ("values", value)):
+        if heads not in (states.size(1), states.size(1) * groups):  # fewer heads would be read as groups of heads
+            raise UserError(
+                f"{type(module).__name__}: {name} of {states.size(1)} heads for queries of {heads} heads, in groups of "
+                f"{groups}. Tensor parallelism of attention is not computed: load the model without it."
+            )
 
 
 def make_mask(*args: Any, config: Any = None, **kwargs: Any) -> Tensor | None:

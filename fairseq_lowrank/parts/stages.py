@@ -88,6 +88,8 @@ class LayerPart(NoDecayModule, Part):
     """True if the output of a position depends on the position's own value, which only self-attention has."""
     reads_positions: ClassVar[bool] = False
     """True if a step reads :attr:`Context.first`."""
+    before_norm: ClassVar[bool] = False
+    """True if its steps ``queries`` and ``states`` have a meaning before queries and keys are normalised, which cancels any scale."""
     folds: ClassVar[bool] = False
     """True if :meth:`fold` works with all values of the parameters."""
     keeps_float32 = True
@@ -105,6 +107,11 @@ class LayerPart(NoDecayModule, Part):
     @classmethod
     def check_place(cls, axis: str, config: AttentionConfig) -> None:
         super().check_place(axis, config)
+        if config.qk_norm and not cls.before_norm and cls.filled & {"queries", "states"}:
+            raise ValueError(
+                f"qk_norm with {axis} {cls.name!r}: it changes queries or keys before they are normalised, which cancels a scale. Scale "
+                "scores instead (score_mixing), remove qk_norm, or set before_norm = True in the class if that is what it means."
+            )
         if cls.needs_self_attention() and (not config.self_attention or config.has_appended_keys):
             what = (
                 "the value at each query's own position" if cls.reads_own_value else "the distances of queries and keys"
@@ -207,6 +214,7 @@ class FilledSteps(NamedTuple):
         reads_inputs: a part reads :attr:`Context.inputs`.
         reads_own_value: a part reads :attr:`Context.own_values`.
         rows_sum_to_one: no part changes the sum of the weights of a row.
+        reads_positions: a part reads positions that queries and keys have in common.
     """
 
     children: tuple[tuple[str, nn.Module | None], ...]
@@ -214,6 +222,7 @@ class FilledSteps(NamedTuple):
     reads_inputs: bool
     reads_own_value: bool
     rows_sum_to_one: bool
+    reads_positions: bool
 
     @classmethod
     def of(cls, layer: nn.Module, names: Iterable[str]) -> FilledSteps:
@@ -227,6 +236,15 @@ class FilledSteps(NamedTuple):
             any(part.reads_inputs for part in declarations),
             any(part.reads_own_value for part in declarations),
             all(part.rows_sum_to_one for part in declarations),
+            any(part.needs_self_attention() for part in declarations),
+        )
+
+    def readers(self) -> str:
+        """Return the parts that read inputs, in words."""
+        return ", ".join(
+            f"{name} {declared(part).name!r}"
+            for name, part in self.children
+            if part is not None and declared(part).reads_inputs
         )
 
     def is_of(self, layer: nn.Module) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +39,27 @@ class AttentionMask(TensorTree):
     query_repeats: int = 1
     window: int | None = None
     documents: Tensor | None = None
+
+    @property
+    def sees_no_later_key(self) -> bool:
+        """True if no query sees a key after its own position, so that padding on the right hides nothing from real queries.
+
+        A field that is not in :data:`_ONLY_HIDE` may show later keys: then the answer is False, which costs time alone.
+        """
+        return (
+            self.causal
+            and type(self) is AttentionMask
+            and all(getattr(self, name) == value for name, value in _MAY_SHOW)
+        )
+
+    def of_first_keys(self, keys: int) -> AttentionMask:
+        """Return the mask of the first ``keys`` keys."""
+        padding, additive, documents = self.key_padding, self.additive, self.documents
+        return self.replace(
+            key_padding=None if padding is None else padding[:, :keys],
+            additive=additive if additive is None or additive.size(-1) == 1 else additive[..., :keys],
+            documents=None if documents is None else documents[:, :keys],
+        )
 
     def append_keys(self, keys: int, count: int) -> AttentionMask:
         """Return the mask with ``count`` more keys at the end, which every query sees."""
@@ -163,6 +184,11 @@ class AttentionMask(TensorTree):
             return None
         base = q.new_zeros((), dtype=dtype) if bias is None else narrowed(bias, dtype)
         return torch.where(hidden, float("-inf"), base)
+
+
+_ONLY_HIDE = frozenset(("causal", "key_padding", "additive", "window", "documents", "query_repeats"))
+"""The fields that show no key which causality hides."""
+_MAY_SHOW = tuple((field.name, field.default) for field in fields(AttentionMask) if field.name not in _ONLY_HIDE)
 
 
 def hiding_value(dtype: torch.dtype) -> float:
