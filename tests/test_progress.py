@@ -85,16 +85,16 @@ def test_without_a_total_there_is_no_estimate(clock, capsys):
 
 
 def test_only_the_innermost_step_prints(clock, capsys):
-    with Progress("advise"):
+    with Progress("measure"):
         clock.tick()
-        for _ in tracked([1], "advice", "checks"):
+        for _ in tracked([1], "reading", "texts"):
             clock.tick()
         clock.tick()
-    assert said(capsys) == ["advise: 10 s so far", "advice: 0 of 1 checks in 10 s", "advise: 30 s so far"]
+    assert said(capsys) == ["measure: 10 s so far", "reading: 0 of 1 texts in 10 s", "measure: 30 s so far"]
 
 
 def test_failed_step_prints_no_more(clock):
-    with pytest.raises(ValueError), Progress("advise") as step:
+    with pytest.raises(ValueError), Progress("measure") as step:
         raise ValueError
     assert not Progress.running and not step.thread.is_alive()
 

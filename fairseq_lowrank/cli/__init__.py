@@ -34,8 +34,8 @@ GROUPS = (
     Group("Start here: measure", "measure checkpoint_best.pt --quick", ("measure",)),
     Group(
         "Understand a model",
-        "advise checkpoint_best.pt",
-        ("advise", "inspect", "spectrum", "params", "architectures"),
+        "inspect checkpoint_best.pt",
+        ("inspect", "spectrum", "params", "architectures"),
     ),
     Group(
         "Train",

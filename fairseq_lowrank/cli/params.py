@@ -14,7 +14,7 @@ add any flag of fairseq-train: sizes, `--attention`, `--head-dim`, `--adaptive-i
 `total` = attention + feed-forward + embeddings + other. Embeddings are words, positions and the output matrix (or adaptive
 softmax); shared parameters count once. Other parameters are those of layer norms, for example. `extra` is the difference from
 the same model with `--attention mha` and the same head size (for fixedhead: with head size = width / heads). `attention without
-biases` is the number that the MHE poster counts.
+biases` is the number that the MHE poster counts. The rank of the embedding, the depth and the heads are compared with the width.
 
 `--sweep` draws attention parameters of some methods (`--methods`) against a size, and prints the poster's complexity table. The size is heads
 (the width grows with them, as in the MHE poster), layers, or head-dim (the width stays, as in FixedHead).
@@ -142,7 +142,11 @@ def as_text(data: dict) -> str:
     if data.get("target_vocab_size") not in (None, data["vocab_size"]):
         title += f" and {data['target_vocab_size']:,}"
     title = ", ".join([title, *([" ".join(data["flags"])] if data["flags"] else [])])
-    text = "\n".join([title, parts_table(data, rows)])
+    sizes = [
+        "{place}: {size} {value}, {against} {bound:g}".format(**row) + (row["note"] and f". {row['note']}")
+        for row in data["sizes"]
+    ]
+    text = "\n".join([title, parts_table(data, rows), "", *sizes])
     if not data["axes"]:
         return text
     from fairseq_lowrank.parts import CLASSES

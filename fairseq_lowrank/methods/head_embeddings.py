@@ -55,7 +55,6 @@ class HeadEmbeddingMul(SingleHeadProjection):
     """
 
     name = "head-embedding-mul"
-    mixing_note = None
     needs_keys = True
     keys_reason = "its heads share one cached key, and the head embeddings of keys are folded into queries"
 

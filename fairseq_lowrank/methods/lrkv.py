@@ -64,11 +64,6 @@ class LowRankKeyValue(Projection):
         # the keys of different heads differ by a map of low rank
         return min(heads * size, size + heads * self.factor_rank) if mixed else size
 
-    @property
-    def value_rank(self) -> int:
-        size, heads = self.config.value_dim, self.config.num_heads
-        return min(heads * size, size + heads * self.factor_rank)
-
     def build_projections(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | None]:
         config = self.config
         return {

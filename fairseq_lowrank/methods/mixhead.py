@@ -101,10 +101,6 @@ class MeanOfHeads(Mixing):
 
     name = "average"
     learns = False
-    mixing_note = (
-        "averaged heads share one attention matrix, so h heads are one with more parameters",
-        "Mixhead paper, §4.4.2, table 7",
-    )
 
     @property
     def keeps_probabilities(self) -> bool:
@@ -121,10 +117,6 @@ class FactorOfHead(Mixing):
     rule = DiagonalMixing
     mixes_heads = False
     folds = True
-    mixing_note = (
-        "a gain for each head is a scale that the output projection could hold: it lifts no rank",
-        "the formulas: Σ_i w_i P_i V_i W_i = Σ_i P_i V_i (w_i W_i)",
-    )
 
     def initial_weight(self, num_heads: int) -> Tensor:
         return torch.ones(num_heads)

@@ -80,10 +80,6 @@ class LatentProjection(Projection):
     def score_rank(self, *, mixed: bool) -> int:
         return min(super().score_rank(mixed=mixed), self.latent_dim) + self.rotary_dim
 
-    @property
-    def value_rank(self) -> int:
-        return min(self.config.num_heads * self.config.value_dim, self.latent_dim)
-
     def build_projections(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | None]:
         config = self.config
         built: dict[str, nn.Module | None] = {

@@ -36,10 +36,6 @@ class SingleHeadProjection(MultiQuery):
 
     name = "single"
     groups = ()
-    mixing_note: ClassVar[tuple[str, str] | None] = (
-        "the heads of `single` projections are identical, so mixing them is only a gate for each head",
-        "the formulas: Σ_j M[j,i] P = (Σ_j M[j,i]) P",
-    )
 
     def __init__(self, config: AttentionConfig) -> None:
         super().__init__(config)

@@ -28,7 +28,6 @@ class RelativePositions(ScoreFunction):
     """
 
     name = "relative"
-    bounded_rank = False
     positions_reason = "it has relative positions already"
 
     def __init__(self, projection: Projection) -> None:

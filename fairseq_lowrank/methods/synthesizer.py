@@ -206,7 +206,6 @@ class RandomScores(Synthesizer):
 
     name = "synthesizer-random"
     has_queries = False
-    bounded_rank = False
 
     @property
     def num_parameters(self) -> int:

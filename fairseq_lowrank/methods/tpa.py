@@ -50,10 +50,6 @@ class TensorProduct(Projection):
     def key_heads(self) -> int:
         return self.config.num_heads
 
-    @property
-    def value_rank(self) -> int:
-        return self.config.num_heads * self.config.value_dim
-
     def build_projections(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | None]:
         config = self.config
         return {

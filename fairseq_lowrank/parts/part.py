@@ -120,8 +120,6 @@ class Part:
     """The name on the command line and in saved configurations."""
     options: ClassVar[tuple[Option, ...]] = ()
     """The options that this part reads."""
-    mixing_note: ClassVar[tuple[str, str] | None] = None
-    """Why mixing of probabilities has less effect with this part than it seems to, and the source; ``None`` if it has not."""
     keys_reason: ClassVar[str | None] = None
     """Why keys can be neither normalised nor rotated before they are cached; ``None`` if they can: ``key`` of the cached tensors
     is what heads compare their queries with, and nothing else."""

@@ -117,11 +117,6 @@ class Projection(Part):
         """
         return (self.key_heads if mixed else 1) * self.state_sizes.get("key", self.config.head_dim)
 
-    @property
-    def value_rank(self) -> int:
-        """The most numbers of a position that the values of all heads hold, for inputs of any width."""
-        return self.state_groups.get("value", self.state_heads) * self.config.value_dim
-
     def build_projections(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | None]:
         """Build ``k_proj``, ``v_proj`` and ``q_proj`` in fairseq's order, so that the same seed draws the same weights.
 

@@ -20,7 +20,7 @@ for arguments in (["--help"], *([name, "--help"] for name in command_modules(pac
 print(json.dumps([texts, sorted(name for name in sys.modules if "." not in name)]))
 """
 PROGRAMS = {
-    "fairseq-lowrank": (("fairseq_lowrank.cli", "fairseq_lowrank.cli"), {"advise", "params", "report", "compare"}),
+    "fairseq-lowrank": (("fairseq_lowrank.cli", "fairseq_lowrank.cli"), {"inspect", "params", "compare"}),
     "python -m experiments": (("experiments.commands", "experiments.__main__"), {"controlled", "variants"}),
 }
 

@@ -27,7 +27,6 @@ FOLDER_COMMANDS = {
     "compare": ["results"],
     "report": ["results"],
     "params": ["--arch", "transformer", "--vocab-size", "1000"],
-    "advise": ["--arch", "transformer", "--vocab-size", "1000", "--length", "9"],
     "inspect": ["checkpoint.pt"],
     "spectrum": ["checkpoint.pt"],
     "measure": ["checkpoint.pt"],
@@ -351,11 +350,11 @@ def ascii_output(monkeypatch, *command):
     return stream.buffer.getvalue().decode("ascii")
 
 
-ADVISE = ["advise", *FOLDER_COMMANDS["advise"], "--all"]
+PARAMS = ["params", *FOLDER_COMMANDS["params"]]
 
 
 def test_printing_to_an_ascii_terminal_loses_no_result(monkeypatch):
-    assert "log\\u2083 d" in ascii_output(monkeypatch, *ADVISE)
+    assert "log\\u2083 of the width" in ascii_output(monkeypatch, *PARAMS)
 
 
 @pytest.mark.parametrize("closed", ["stdout", "stderr"])
@@ -368,18 +367,17 @@ def test_command_with_a_closed_stream_works(closed, monkeypatch, capsys):
 
 
 def test_json_on_an_ascii_terminal_can_be_read(monkeypatch):
-    findings = json.loads(ascii_output(monkeypatch, *ADVISE, "--json"))["findings"]
-    assert any("log₃ d" in finding["text"] for finding in findings)
+    sizes = json.loads(ascii_output(monkeypatch, *PARAMS, "--json"))["sizes"]
+    assert "log₃ of the width" in [row["against"] for row in sizes]
 
 
-@pytest.mark.parametrize("command", [["params", *FOLDER_COMMANDS["params"]], ["advise", *FOLDER_COMMANDS["advise"]]])
-def test_command_writes_its_files_before_it_prints(command, tmp_path, monkeypatch):
+def test_command_writes_its_files_before_it_prints(tmp_path, monkeypatch):
     def fail(*args):
         raise OSError("no terminal")
 
     monkeypatch.setattr(_output, "say", fail)
-    assert cli.main([*command, "--output", str(tmp_path / "out")]) == 1
-    assert (tmp_path / "out" / f"{command[0]}.json").is_file()
+    assert cli.main([*PARAMS, "--output", str(tmp_path / "out")]) == 1
+    assert (tmp_path / "out" / "params.json").is_file()
 
 
 def test_progress_is_silent_in_a_pipe(monkeypatch, capsys):

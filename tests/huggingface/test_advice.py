@@ -61,7 +61,7 @@ def test_inspect_reads_both_folders_that_it_asks_for(preset, tmp_path, capsys):
     assert shown[0] == shown[1]
 
 
-@pytest.mark.parametrize("command", [["params"], ["advise", "--length", "16"]])
+@pytest.mark.parametrize("command", [["params"]])
 def test_other_commands_ask_for_the_whole_model(command, tmp_path, capsys):
     model = apply_attention(build("bert"), "mixhead-b")
     save_attention(model, tmp_path / "mixing")

@@ -81,20 +81,3 @@ def test_heads_of_minilm_use_few_directions_by_energy_and_more_by_cuts(folder, t
     cuts = {entry["rank"]: entry["value"] for entry in result["cuts"]["scores"]["all"]["ranks"]}
     assert cuts[1] < cuts[8] < cuts[24] < cuts[32] == pytest.approx(1)
     assert result["cuts"]["scores"]["all"]["need"] > statistics.median(energies)
-
-
-def test_advice_speaks_from_a_measurement_of_minilm(folder, tmp_path, capsys):
-    (tmp_path / "text").write_text(" ".join(SENTENCES * 20), encoding="utf-8")
-    command = ["advise", "--transformers", str(folder), "--length", "48", "--sequences", "4"]
-    assert cli.main([*command, "--text", str(tmp_path / "text")]) == 0
-    text = capsys.readouterr().out
-    assert (
-        text.startswith("Measured: all heads, the scores: no verdict. The basis has 96 tokens")
-        and "BOTTLENECK" not in text
-    )
-    assert "Worst case: some pattern of this length needs encoder rank 47 (heads have 32)." in text
-    assert "a model of this kind (encoder)" in text
-    assert cli.main([*command, "--text", str(tmp_path / "none")]) == 2
-    assert "there is no such file" in capsys.readouterr().err
-    assert cli.main(command) == 0
-    assert capsys.readouterr().out.startswith("Not measured: there is no text; add --text FILE.")

@@ -68,8 +68,6 @@ def test_commands_take_the_method_of_a_plugin(plugin, capsys):
     described = json.loads(told)
     assert described["attention_kind"] == "my-norm" and described["extra"] == 6 * 4
     assert described["axes"]["encoder"]["class"] == "OV" and described["axes"]["cross"]["norm_power"] == 2
-    advice = run(capsys, "advise", *shape, "--attention", "my-norm", "--length", 9)
-    assert "head size" in advice
 
 
 def test_a_model_is_built_saved_and_refused_by_another_choice(plugin):

@@ -10,7 +10,6 @@ from fairseq_lowrank import cli
 LM = ["--arch", "lowrank_transformer_lm", "--vocab-size", "100"]
 COMMANDS = {
     "params": LM,
-    "advise": [*LM, "--length", "9"],
     "architectures": ["transformer"],
     "average": ["{mixhead-a}", "{mixhead-a}", "--output", "{folder}/average.pt"],
     "convert": ["{stock}", "--attention", "mixhead-a", "--output", "{folder}/converted.pt"],

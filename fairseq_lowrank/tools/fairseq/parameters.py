@@ -27,6 +27,7 @@ from fairseq_lowrank.tools.fairseq.architecture import (
     stacks,
 )
 from fairseq_lowrank.tools.fairseq.checkpoints import model_arguments, vocab_sizes
+from fairseq_lowrank.tools.fairseq.sizes import compare_sizes
 from fairseq_lowrank.tools.reporting.papers import poster
 
 SWEEPS = {
@@ -213,6 +214,7 @@ def _describe(args: Namespace, build: Callable[[Namespace], nn.Module]) -> dict:
         **counts,
         "axes": axes,
         "extra": extra,
+        "sizes": [comparison._asdict() for comparison in compare_sizes(model, args)],
     }
 
 

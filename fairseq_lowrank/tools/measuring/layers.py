@@ -17,7 +17,7 @@ from fairseq_lowrank.attention import MultiheadAttention
 from fairseq_lowrank.attention.watching import changing_calls
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.ops import AttentionCall
-from fairseq_lowrank.tools.advice.heads import score_rank
+from fairseq_lowrank.parts import PARTS
 from fairseq_lowrank.tools.measuring.probe import factors
 from fairseq_lowrank.tools.measuring.subject import DECISIONS, LABELS, CallHook, Layer, Metric, Subject, decision_bits
 
@@ -114,6 +114,15 @@ def layer_of(name: str, site: str, number: int, module: MultiheadAttention) -> L
     else:
         output = None
     return Layer(name, site, number, heads, module.head_dim, score_rank(module), query, key, output)
+
+
+def score_rank(module: MultiheadAttention) -> int:
+    """Return the greatest rank of a head's scores: min(d, d_k), or min(d, h·d_k) if the scores of h heads are mixed.
+
+    The part of the scores says its own rank, which need not be one of these.
+    """
+    mixing = PARTS["score_mixing"][module.spec.score_mixing]
+    return module.score.rank(mixed=mixing is not None and mixing.mixes_heads)
 
 
 class _SeenError(Exception):

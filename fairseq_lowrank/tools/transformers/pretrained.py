@@ -1,4 +1,4 @@
-"""Read a model of ``transformers`` from a folder, and count, inspect, measure and judge its attention. It needs no fairseq.
+"""Read a model of ``transformers`` from a folder, and count, inspect and measure its attention. It needs no fairseq.
 
 A folder is what ``from_pretrained`` reads. Nothing is downloaded, and no code in the folder is run.
 """
@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
 import transformers
 from safetensors import SafetensorError
@@ -38,8 +37,6 @@ from fairseq_lowrank.huggingface.saving import recorded_attention
 from fairseq_lowrank.messages import FlagError, UserError
 from fairseq_lowrank.parts import PLAIN
 from fairseq_lowrank.progress import tracked
-from fairseq_lowrank.tools.advice.heads import Change, Finding, Heads, head_size_at, score_rank
-from fairseq_lowrank.tools.advice.measured import SCORES, TIMES
 from fairseq_lowrank.tools.inspection import describe
 from fairseq_lowrank.tools.spectrum import Spectra
 
@@ -320,24 +317,6 @@ def measure(model: PreTrainedModel, chosen: list[torch.Tensor], label: str) -> d
         for tokens in tracked(chosen, label, "sequences"):
             _read(model, tokens)
     return spectra.summary()
-
-
-def advise(model: PreTrainedModel, length: int) -> tuple[Heads, list[Finding]]:
-    """Judge the head size at every site for sequences of a length. A site is judged by the layer of lowest rank."""
-    layers: dict[str, list[MultiheadAttention]] = {}
-    for module, site, _ in attention_modules(model):
-        layers.setdefault(site, []).append(layer_like(module))
-    sites = {site: min(found, key=score_rank) for site, found in layers.items()}
-    summary = Heads(sites, dict.fromkeys(sites, numpy.array([length])), causal=("decoder",))
-    findings = []
-    for site in summary.judged_sites:
-        layer, changes = sites[site], []
-        mixed = min(layer.embed_dim, layer.num_heads * layer.head_dim)
-        if site in summary.sites_too_small and mixed >= summary.wanted_rank(site, length):
-            cost = sum(one.num_heads**2 for one in layers[site])
-            changes = [Change(f'score_mixing="static" in apply_attention, sites=["{site}"]', cost, 0, TIMES[SCORES])]
-        findings.append(head_size_at(site, summary, changes))
-    return summary, findings
 
 
 def layer_like(module: nn.Module) -> MultiheadAttention:

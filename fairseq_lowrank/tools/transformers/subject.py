@@ -21,7 +21,7 @@ from fairseq_lowrank.huggingface.apply import add_plain_attention
 from fairseq_lowrank.huggingface.models import head_sizes
 from fairseq_lowrank.messages import FlagError, UserError
 from fairseq_lowrank.parts.projection import is_plain_linear
-from fairseq_lowrank.tools.advice.heads import score_rank
+from fairseq_lowrank.tools.measuring.layers import score_rank
 from fairseq_lowrank.tools.measuring.subject import (
     BITS,
     COSINE,

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 
 from fairseq_lowrank import cli
 from fairseq_lowrank.attention import build_attention
-from fairseq_lowrank.cli import advise, convert, export, inspect, measure, predict, spectrum, translate
+from fairseq_lowrank.cli import convert, export, inspect, measure, predict, spectrum, translate
 from fairseq_lowrank.cli.inspect import as_text
 from fairseq_lowrank.files import first_folder
 from fairseq_lowrank.messages import FlagError, StateDictMismatch, UserError
@@ -387,7 +387,7 @@ def test_first_of_several_data_folders_is_used_and_named(trained, translation_da
     assert capsys.readouterr().err == f"{several} is several data folders: using the first, {translation_data}\n"
 
 
-@pytest.mark.parametrize("command", [advise, convert, export, inspect, measure, predict, spectrum, translate])
+@pytest.mark.parametrize("command", [convert, export, inspect, measure, predict, spectrum, translate])
 def test_commands_take_the_first_of_several_data_folders(command):
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)

@@ -15,10 +15,9 @@ from fairseq_lowrank import cli
 from fairseq_lowrank.attention import PRESETS, build_attention
 from fairseq_lowrank.attention.watching import changing_calls
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.tools.advice.heads import score_rank
 from fairseq_lowrank.tools.fairseq import checkpoints
 from fairseq_lowrank.tools.fairseq import subject as fairseq_subject
-from fairseq_lowrank.tools.measuring.layers import score_weights
+from fairseq_lowrank.tools.measuring.layers import score_rank, score_weights
 from fairseq_lowrank.tools.measuring.measurement import measure
 from fairseq_lowrank.tools.measuring.probe import Probe, cut_call, factors
 

@@ -152,28 +152,9 @@ def test_spectrum_draws_mixed_attention(tmp_path, text, capsys):
     assert (tmp_path / "out" / "spectrum-encoder.png").is_file()
 
 
-@pytest.mark.parametrize(("family", "site", "longest"), [("bert", "encoder", 9), ("llama", "decoder", 17)])
-def test_advise_judges_heads_by_the_length(family, site, longest, tmp_path, capsys):
-    folder = saved(tmp_path / "model", family)
-    enough = printed(capsys, "advise", "--transformers", folder, "--length", longest)
-    assert enough["verdict"]["large_enough"] == [site] and not enough["findings"][0]["changes"]
-    short = printed(capsys, "advise", "--transformers", folder, "--length", longest + 1)
-    assert short["verdict"]["too_small"] == [site]
-    ((change),) = short["findings"][0]["changes"]
-    model = build(family, vocab_size=30522)
-    before = pretrained.count(model)["total"]
-    apply_attention(model, "mha", score_mixing="static", sites=[site])
-    assert pretrained.count(model)["total"] - before == change["parameters"]
-    summary, findings = pretrained.advise(model, longest + 1)
-    assert not summary.sites_too_small and findings[0].verdict == "fine"
-
-
 @pytest.mark.parametrize(("preset", "rank"), [("mha", 8), ("score-gain", 8), ("mixhead-b", 8), ("talking-heads", 32)])
 def test_only_scores_that_are_mixed_have_more_rank_than_the_head_size(preset, rank):
     model = apply_attention(build("bert"), preset)
-    _, (finding,) = pretrained.advise(model, 20)
-    assert finding.numbers["score_rank"] == rank
-    assert ("mixed after the softmax" in finding.text) == (preset == "mixhead-b")
     sample = torch.arange(2, 12)[None]
     measured = TransformersSubject(model, [sample, sample], mask_token=3)
     assert {layer.limit for layer in measured.layers} == {rank}
@@ -193,9 +174,6 @@ def test_only_scores_that_are_mixed_have_more_rank_than_the_head_size(preset, ra
         (["spectrum", "--text", "a", "--subset", "test"], "--subset"),
         (["spectrum"], "--text"),
         (["spectrum", "--text", "nowhere.txt"], "nowhere.txt"),
-        (["advise", "--length", "9", "--vocab-size", "3"], "--vocab-size"),
-        (["advise", "--length", "0"], "--length 0"),
-        (["advise"], "--length"),
     ],
 )
 def test_flags_of_fairseq_are_refused_before_anything_is_read(command, given, capsys):
@@ -288,7 +266,6 @@ def test_the_commands_need_transformers_and_no_fairseq(tmp_path, text):
         ["params", "--transformers", folder],
         ["inspect", "--transformers", folder],
         ["spectrum", "--transformers", folder, "--text", text],
-        ["advise", "--transformers", folder, "--length", "20"],
     ]
     commands = [[str(word) for word in command] for command in commands]
     code = (

@@ -1,1 +1,0 @@
-"""Advice on an architecture for given data: the papers' bottlenecks that it has, remedies, and their cost."""
