@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from fairseq_lowrank.methods.mixhead import StaticMatrix
 from fairseq_lowrank.methods.standard import CACHED, PARAMETERS
 from fairseq_lowrank.parts import Method, Mixing, Paper, register
@@ -11,6 +13,9 @@ class StaticScoreMatrix(Mixing):
     """S'_i = Σ_j L[j, i] S_j with L learned, from I (talking heads, Shazeer et al. 2020, arXiv 2003.02436)."""
 
     name = "static"
+
+    def matrix(self) -> Tensor:
+        return self.weight
 
 
 TALKING_HEADS = Paper("Talking-heads attention", "Shazeer et al. 2020", "https://arxiv.org/abs/2003.02436")

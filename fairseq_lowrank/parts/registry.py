@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from torch import nn
 
-from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.messages import UserError, did_you_mean
 from fairseq_lowrank.ops.activation import ACTIVATIONS, Softmax
 from fairseq_lowrank.parts.head_map import HeadMap
 from fairseq_lowrank.parts.head_output import HeadOutput
@@ -267,8 +267,8 @@ def register(method: Method, *, replace: bool = False) -> Method:
         replace: another declaration of this name is replaced.
 
     Raises:
-        UserError: a name that exists or is malformed, an unknown axis, a part of another kind, or an option that is declared
-            wrongly or in two ways. Nothing is registered.
+        UserError: a name that exists or is malformed, an unknown axis, a part of another kind or without a function of its
+            base, or an option that is declared wrongly or in two ways. Nothing is registered.
     """
     old = METHODS.get(method.name)
     if old is not None and not replace and not _is_same(old, method):
@@ -343,11 +343,44 @@ def _check(method: Method, old: Method | None) -> None:
             replaced = old is not None and old.parts.get(axis) is known and known not in others
             if known is None or not (replaced or _is_same_part(known, part)):
                 _refuse(method, f"parts[{axis!r}]: {known!r} has the name {part.name!r} already. Choose another name.")
+    if not method.axes and method.needs is None and method.name != PLAIN:
+        _refuse(method, "it has no part, so it would compute plain attention. Pass parts={axis: class}.")
     _check_options(method, old)
+    for axis, part in method.parts.items():
+        _check_functions(method, axis, part)
     axes = AXES.keys() | {option.name for _, option in _options_of(method)}
     for sizes in (*method.examples, {method.needs.axis: 0} if method.needs else {}):
         if unknown := sizes.keys() - axes:
             _refuse(method, f"{', '.join(sorted(unknown))}: no such axis or option. Use {', '.join(axes)}.")
+
+
+def _check_functions(method: Method, axis: str, part: type) -> None:
+    """Check that a part defines a function of its base: with a misspelled one it would compute what the base computes."""
+    base = SLOTS[axis].base
+    expected = {
+        name
+        for kind in base.__mro__
+        if kind.__module__.startswith("fairseq_lowrank.")
+        for name, value in vars(kind).items()
+        if not name.startswith("_") and (callable(value) or isinstance(value, (property, classmethod)))
+    }
+    own = {
+        name
+        for kind in part.__mro__
+        if kind not in base.__mro__
+        for name, value in vars(kind).items()
+        if callable(value)
+    }
+    own -= {"__init__"} if issubclass(base, nn.Module) else set()
+    steps = getattr(part, "filled", None)
+    if part.name == AXES[axis].default or (steps != frozenset() and own & {*expected, "__init__"}):
+        return
+    near = [text for name in sorted(own) if not name.startswith("_") and (text := did_you_mean(name, expected))]
+    _refuse(
+        method,
+        f"parts[{axis!r}]: {part.__name__} defines no function that {base.__name__} calls, so it would compute what "
+        f"{base.__name__} computes.{''.join(near[:1])}",
+    )
 
 
 def _check_options(method: Method, old: Method | None) -> None:

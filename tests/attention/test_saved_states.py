@@ -189,7 +189,7 @@ class Switched(HeadOutput):
         super().__init__(config)
         self.switch = switch
 
-    def forward(self, heads, inputs, values):
+    def heads(self, heads, context):
         return heads * 2 if self.switch == "on" else heads
 
 
@@ -226,7 +226,7 @@ class Powered(HeadOutput):
         super().__init__(config)
         self.power = power
 
-    def forward(self, heads, inputs, values):
+    def heads(self, heads, context):
         return heads**self.power
 
 

@@ -29,7 +29,7 @@ class Switched(HeadOutput):
         super().__init__(config)
         self.switch = switch
 
-    def forward(self, heads, inputs, values):
+    def heads(self, heads, context):
         return heads * 2 if self.switch == "on" else heads
 
 

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from fairseq_lowrank import cli
 from fairseq_lowrank.attention import METHODS, PRESETS, Method, Paper, build_attention, register
 from fairseq_lowrank.messages import StateDictMismatch, UserError
-from fairseq_lowrank.parts import AXES, CLASSES, PARTS, HeadOutput, Mixing, Option, evaluate
+from fairseq_lowrank.parts import AXES, CLASSES, PARTS, SLOTS, HeadOutput, Mixing, Option, evaluate
 from fairseq_lowrank.tools import pictures
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -124,6 +125,8 @@ MINE = Method("mine", "Mine", "2 O_i", {"head_output": Doubled})
             "option 'size': another one has this name",
         ),
         ({"examples": ({"size": 3},)}, "size: no such axis or option"),
+        ({"parts": {}}, "it has no part, so it would compute plain attention"),
+        ({"parts": {"score": PARTS["score"]["dot-product"]}}, "it has no part, so it would compute plain attention"),
     ],
 )
 def test_a_mistake_in_a_declaration_is_refused_and_registers_nothing(change, message, methods_leave):
@@ -131,6 +134,30 @@ def test_a_mistake_in_a_declaration_is_refused_and_registers_nothing(change, mes
     with pytest.raises(UserError, match=message):
         register(replace(MINE, **change))
     assert before == (METHODS, PRESETS, AXES)
+
+
+MISSPELLED = {
+    "projection": "project_keys_values",
+    "score": "attention_inputs_",
+    "score_mixing": "matrx",
+    "activation": "logit",
+    "mixing": "operations",
+    "head_map": "querys",
+    "head_output": "head",
+    "score_bias": "calls",
+    "attention_sinks": "cal",
+}
+
+
+@pytest.mark.parametrize("axis", SLOTS)
+def test_a_part_that_overrides_nothing_of_its_base_is_refused(axis, methods_leave):
+    functions = {MISSPELLED[axis]: lambda self, *values: values[0], "name": "own"}
+    if issubclass(SLOTS[axis].base, nn.Module):  # with parameters of its own, so that it looks whole
+        functions["__init__"] = lambda self, *values: SLOTS[axis].base.__init__(self, *values)
+    part = type("Own", (SLOTS[axis].base,), functions)
+    with pytest.raises(UserError, match=rf"parts\['{axis}'\]: Own defines no function .* Did you mean"):
+        register(Method("own", "Own", "f", {axis: part}))
+    assert "own" not in METHODS and "own" not in PARTS[axis]
 
 
 def test_fields_of_pages_have_no_effect_and_say_so():
