@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from contextlib import nullcontext
 
@@ -11,6 +12,7 @@ from torch import nn
 from fairseq_lowrank.attention.layer import MultiheadAttention
 from fairseq_lowrank.parts import AttentionConfig, AttentionSpec, Rotation
 from fairseq_lowrank.parts.part import Value
+from fairseq_lowrank.parts.spec import check_names
 
 
 def build_attention(
@@ -63,6 +65,7 @@ def build_attention(
     Raises:
         ValueError: an unknown method, axis or value, or sizes that do not fit.
     """
+    check_names(axes, inspect.signature(build_attention).parameters)
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ValueError(f"dtype={dtype!r}: expected a float dtype such as torch.float32")
     with nullcontext() if device is None else _device(device):

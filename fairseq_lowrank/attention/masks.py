@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.ops import AttentionMask
 from fairseq_lowrank.ops.attention.mask import hides
 from fairseq_lowrank.ops.attention.padding import about_values
@@ -128,23 +129,39 @@ def _integers(name: str, values: object, shape: str) -> Tensor:
 def split_key_padding(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """Return where a key_padding_mask ``[B, S]`` hides keys (bool), and what it adds to their scores, or None for each.
 
-    Like torch, a float mask is added to the scores; it hides where it is −inf. Other masks hide where they are not 0.
+    Like torch, a bool mask hides where it is true. A float mask is added to the scores; it hides where it is −inf.
 
     Raises:
-        ValueError: a mask without two dimensions.
+        ValueError: a mask without two dimensions, or of integers.
     """
     if mask is None:
         return None, None
     if not isinstance(mask, Tensor) or mask.dim() != 2:
         kind = f"of shape {list(mask.shape)}" if isinstance(mask, Tensor) else f"is a {type(mask).__name__}"
         raise ValueError(f"key_padding_mask {kind}: expected a tensor [batch, keys]")
-    if not mask.is_floating_point():
-        return mask.to(torch.bool), None
+    check_mask_dtype("key_padding_mask", mask)
+    if mask.dtype == torch.bool:
+        return mask, None
     hidden = hides(mask)
     added = mask.masked_fill(hidden, 0.0)
     if hides_values(mask) or mask.requires_grad or bool(added.any()):
         return hidden, added
     return hidden, None
+
+
+def check_mask_dtype(name: str, mask: Tensor) -> None:
+    """Check that a mask is bool or float. Masks of integers, such as those of tokenizers, have 1 where others hide.
+
+    Raises:
+        UserError: it is not.
+    """
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        what = "padding" if name == "key_padding_mask" else "hidden keys"
+        given = "attention_mask" if name == "key_padding_mask" else "mask"
+        raise UserError(
+            f"{name} of {mask.dtype}: expected bool, true at {what}, or float, which is added to the scores. If it is 1 at visible "
+            f"keys, as of a tokenizer, pass `{given} == 0`; if it is 1 at {what}, pass `{given} != 0`."
+        )
 
 
 def attention_mask(
@@ -159,7 +176,7 @@ def attention_mask(
         attn_mask: :data:`CAUSAL` (also as ``"causal"``), :func:`SlidingWindow`, :func:`PackedDocuments` or another mask of their kind, or a tensor ``[T, S]``,
             ``[B*H, T, S]`` or ``[B, H, T, S]``, bool or float as in :class:`~fairseq_lowrank.ops.AttentionMask`. A
             causal tensor is recognised.
-        key_padding_mask: ``[B, S]``, true (or non-zero) at padding.
+        key_padding_mask: ``[B, S]`` bool, true at padding.
         key_bias: ``[B, S]``, added to the scores of each key, see :func:`split_key_padding`.
 
     Raises:
@@ -174,12 +191,10 @@ def attention_mask(
             added = added.masked_fill(mask.additive, float("-inf"))
         return mask.replace(additive=added)
     batch, heads, queries, keys = shape
-    if key_padding_mask is not None:
-        key_padding_mask = key_padding_mask.to(torch.bool)
-        if key_padding_mask.shape != (batch, keys):
-            raise ValueError(
-                f"key_padding_mask of shape {list(key_padding_mask.shape)}: expected [batch, keys] = [{batch}, {keys}]"
-            )
+    if key_padding_mask is not None and key_padding_mask.shape != (batch, keys):
+        raise ValueError(
+            f"key_padding_mask of shape {list(key_padding_mask.shape)}: expected [batch, keys] = [{batch}, {keys}]"
+        )
     if attn_mask is None:
         return _NOTHING_HIDDEN if key_padding_mask is None else AttentionMask(False, key_padding_mask)
     if isinstance(attn_mask, str):
@@ -195,10 +210,7 @@ def attention_mask(
         return attn_mask if key_padding_mask is None else attn_mask.replace(key_padding=key_padding_mask)
     if not isinstance(attn_mask, Tensor):
         raise ValueError(f"attn_mask is a {type(attn_mask).__name__}: expected a tensor, None or 'causal'")
-    if attn_mask.dtype == torch.uint8:
-        attn_mask = attn_mask.to(torch.bool)
-    if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
-        raise ValueError(f"attn_mask of {attn_mask.dtype}: expected a bool or float tensor")
+    check_mask_dtype("attn_mask", attn_mask)
     if attn_mask.shape == (queries, keys) and not attn_mask.requires_grad and _is_causal(attn_mask):
         return AttentionMask(True, key_padding_mask)
     if attn_mask.shape == (batch * heads, queries, keys):

@@ -13,6 +13,7 @@ from fairseq_lowrank.attention.layer import MultiheadAttention
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.parts import METHODS
 from fairseq_lowrank.parts.part import Value
+from fairseq_lowrank.parts.spec import check_names
 
 
 def replace_attention(module: nn.Module, preset: str, *, backend: str = "auto", **axes: Value) -> nn.Module:
@@ -33,6 +34,7 @@ def replace_attention(module: nn.Module, preset: str, *, backend: str = "auto", 
             layer cannot keep: hooks, a parametrisation such as ``weight_norm``, quantisation, parameters that another layer shares,
             or a class derived from it.
     """
+    check_names(axes)
     theirs = {
         name: part
         for name, part in module.named_modules(remove_duplicate=False)

@@ -96,7 +96,7 @@ class LatentProjection(Projection):
         return {"latent_norm": nn.RMSNorm(self.latent_dim)}
 
     def project_key_value(self, layer: Layer, key: Tensor, value: Tensor) -> KeyValueStates:
-        check_value_is_key(self.name, key, value)
+        check_value_is_key(self.name, self.config, key, value)
         states = {"latent": layer.latent_norm(layer.latent_proj(key))}
         if self.rotary_dim:
             states[self.rotary_state] = layer.rotary_key_proj(key)

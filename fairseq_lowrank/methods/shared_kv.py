@@ -51,7 +51,7 @@ class SharedKeyValue(Projection):
         }
 
     def project_key_value(self, layer: Layer, key: Tensor, value: Tensor) -> KeyValueStates:
-        check_value_is_key(self.name, key, value)
+        check_value_is_key(self.name, self.config, key, value)
         return {"key": split_heads(self.project_key(layer, key), self.config.head_dim)}
 
     def project_key(self, layer: Layer, key: Tensor) -> Tensor:

@@ -5,15 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.parts.mixing import Mixing
 from fairseq_lowrank.parts.parameters import exempt_from_decay, wide_defaults
-from fairseq_lowrank.parts.part import check_size
+from fairseq_lowrank.parts.part import check_size, check_value
 from fairseq_lowrank.parts.projection import Projection
 from fairseq_lowrank.parts.registry import PARTS, SLOTS
 from fairseq_lowrank.parts.rotary import Rotation
 from fairseq_lowrank.parts.score import ScoreFunction
 from fairseq_lowrank.parts.spec import AttentionSpec
 
+_SWITCHES = (
+    *("bias", "add_bias_kv", "add_zero_attn", "self_attention", "encoder_decoder_attention", "batch_first", "qk_norm"),
+)
 LARGEST_WEIGHT = 2**31
 """The most numbers that a weight may hold (8 GiB in float32): more is a mistake in a size."""
 
@@ -83,6 +87,12 @@ class AttentionConfig:
         own.update({name: self.embed_dim for name in ("kdim", "vdim") if own[name] is None})
         for name in ("embed_dim", "num_heads", "kdim", "vdim", "depth"):
             check_size(name, own[name])
+        for name in _SWITCHES:
+            check_value(name, bool, own[name])
+        if self.rotary is not None and (isinstance(self.rotary, type) or not callable(self.rotary)):
+            raise UserError(
+                f"rotary={self.rotary!r}: expected RotaryPositions(), a function of heads and positions, or None"
+            )
         if spec.head_dim is None and self.embed_dim % self.num_heads:
             raise ValueError(
                 f"embed_dim={self.embed_dim} is not divisible by num_heads={self.num_heads}: "

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.ops import AttentionCall
 from fairseq_lowrank.parts.part import Part
 from fairseq_lowrank.parts.plain import NotPlain, Plain
@@ -238,9 +239,8 @@ def is_plain_linear(module: nn.Module, kind: type[nn.Module] = nn.Linear) -> boo
     Adapters, quantised and parametrised layers are other classes, and hooks may change inputs, outputs or gradients.
     """
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return (
-        type(module) is kind and not any(hooks) and "forward" not in vars(module) and type(module.weight.data) is Tensor
-    )
+    plain = type(module) is kind and not any(hooks) and "forward" not in vars(module)
+    return plain and type(module.weight) in (Tensor, nn.Parameter)
 
 
 def linear_map(module: nn.Module, size: int, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -257,16 +257,22 @@ def _same_memory(first: Tensor, second: Tensor) -> bool:
         functorch = torch._C._functorch
         while functorch.is_functorch_wrapped_tensor(first) and functorch.is_functorch_wrapped_tensor(second):
             first, second = functorch.get_unwrapped(first), functorch.get_unwrapped(second)
+        if functorch.is_functorch_wrapped_tensor(first) or functorch.is_functorch_wrapped_tensor(second):
+            return False
     return first.data_ptr() == second.data_ptr() and first.shape == second.shape and first.stride() == second.stride()
 
 
-def check_value_is_key(name: str, key: Tensor, value: Tensor) -> None:
+def check_value_is_key(name: str, config: AttentionConfig, key: Tensor, value: Tensor) -> None:
     """Check that values are the keys: one tensor, or equal views of the same memory.
 
+    In self-attention and in attention to an encoder they are. There a wrapper may have cast or copied each argument on its own.
+
     Raises:
-        ValueError: they are not.
+        UserError: they are not.
     """
-    if not _same_memory(key, value):
-        raise ValueError(
-            f"projection {name!r} computes keys and values from one input. Pass the same tensor as key and value."
-        )
+    if config.self_attention or config.encoder_decoder_attention or _same_memory(key, value):
+        return
+    raise UserError(
+        f"projection {name!r} computes keys and values from one input. Pass the same tensor as key and value, or build the layer "
+        "with self_attention=True or encoder_decoder_attention=True, which takes the key for both."
+    )

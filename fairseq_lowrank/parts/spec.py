@@ -2,13 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import FrozenInstanceError
 from typing import Any
 
-from fairseq_lowrank.messages import IMPORT_PLUGIN, did_you_mean
+from fairseq_lowrank.messages import IMPORT_PLUGIN, UserError, did_you_mean
 from fairseq_lowrank.parts.part import Value, check_value
 from fairseq_lowrank.parts.registry import AXES, METHODS, PARTS, PRESETS, SLOTS
+
+_ELSEWHERE = {
+    "causal": "masks belong to the call. Pass attn_mask=CAUSAL there.",
+    "is_causal": "masks belong to the call. Pass attn_mask=CAUSAL there.",
+    "rope": "it is called rotary here. Use rotary=RotaryPositions().",
+    "rotary_embedding": "it is called rotary here. Use rotary=RotaryPositions().",
+} | {
+    other: f"it is called {name} here. Use {name}=N."
+    for name, others in {
+        "key_value_heads": ("kv_heads", "num_kv_heads", "n_kv_heads", "num_key_value_heads", "num_query_groups"),
+        "head_dim": ("head_size", "dim_head", "d_head", "d_k"),
+        "value_dim": ("d_v", "v_head_dim"),
+        "latent_dim": ("kv_lora_rank",),
+    }.items()
+    for other in others
+}
+"""What other libraries call an option, and what to write here."""
+
+
+def check_names(names: Collection[str], others: Collection[str] = ()) -> None:
+    """Check that options are axes or options of their parts.
+
+    Args:
+        names: of the options.
+        others: further names that the caller takes, which a misspelled one may mean.
+
+    Raises:
+        UserError: an unknown name.
+    """
+    if unknown := sorted(set(names) - AXES.keys()):
+        first = unknown[0]
+        remedy = _ELSEWHERE.get(first) or f"expected {', '.join(AXES)}.{did_you_mean(first, [*AXES, *others])}"
+        raise UserError(f"unknown attention axis {', '.join(unknown)}: {remedy}")
 
 
 class AttentionSpec:
@@ -35,13 +68,15 @@ class AttentionSpec:
     attention_sinks: str
 
     def __init__(self, **choices: Value) -> None:
-        if unknown := choices.keys() - AXES.keys():
-            raise ValueError(
-                f"unknown attention axis {', '.join(sorted(unknown))}: expected {', '.join(AXES)}.{did_you_mean(min(unknown), AXES)}"
-            )
+        check_names(choices)
         for name, axis in AXES.items():
             value = choices.get(name)
             value = axis.default if value is None else check_value(name, axis.type, value)
+            if isinstance(value, type):
+                raise UserError(
+                    f"{name}={value.__name__}: expected the name of a part. Declare the class first, with "
+                    f"register(Method(…, parts={{{name!r}: {value.__name__}}})), and pass its name."
+                )
             if axis.choices is not None and value not in tuple(axis):
                 raise ValueError(
                     f"{name}={value!r}: expected one of {', '.join(axis)}.{did_you_mean(value, axis)} {IMPORT_PLUGIN}"
@@ -159,6 +194,7 @@ class AttentionSpec:
         Raises:
             ValueError: an unknown preset, axis or value, or a preset without the axis that it needs.
         """
+        check_names(axes)
         if preset not in tuple(PRESETS):  # a value of any type, also a list
             raise ValueError(
                 f"attention method {preset!r}: expected one of {', '.join(PRESETS)}.{did_you_mean(preset, PRESETS)} {IMPORT_PLUGIN}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
+import torch
 from torch import Tensor
 
 from fairseq_lowrank.attention.decoding import IncrementalState, LayerCache
@@ -51,6 +52,11 @@ class FairseqAttention(MultiheadAttention):
         ):
             key, value = key[:, :: self.beam_size], value[:, :: self.beam_size]
             key_padding_mask = None if key_padding_mask is None else key_padding_mask[:: self.beam_size]
+        # fairseq's own layer takes masks of integers, 1 where a key is hidden.
+        if key_padding_mask is not None and not key_padding_mask.is_floating_point():
+            key_padding_mask = key_padding_mask.to(torch.bool)
+        if isinstance(attn_mask, Tensor) and attn_mask.dtype == torch.uint8:
+            attn_mask = attn_mask.to(torch.bool)
         return super().forward(
             query,
             key,

@@ -94,7 +94,7 @@ def test_saved_padding_is_joined_with_that_of_new_keys(preset, make, inputs, dev
     for masks in (
         of_new_keys,
         of_all_keys,
-        [padding[:, :2].to(torch.uint8), None, None],
+        [padding[:, :2].clone(), None, None],
         [padding[:, :2], None, padding[:, 3:]],
     ):
         output, saved = run(masks)

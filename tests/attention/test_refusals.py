@@ -3,8 +3,11 @@
 import pytest
 import torch
 
-from fairseq_lowrank.attention import build_attention
+from fairseq_lowrank.attention import AttentionConfig, AttentionSpec, RotaryPositions, build_attention
+from fairseq_lowrank.methods.mixhead import StaticMatrix
+from fairseq_lowrank.ops import AttentionMask
 from fairseq_lowrank.ops.attention import triton
+from fairseq_lowrank.plugin.layer import FairseqAttention
 
 BIG = 100_000_000_000
 
@@ -38,6 +41,19 @@ BIG = 100_000_000_000
         ({"backend": "flash"}, "backend='flash': expected one of auto"),
         ({"preset": None}, "attention method None: expected one of mha"),
         ({"mixing": 3}, "mixing=3: expected one of none"),
+        ({"mixing": StaticMatrix}, r"mixing=StaticMatrix: .* with register\(Method\(…, parts={'mixing': StaticMatrix}"),
+        ({"preset": "gqa", "kv_heads": 2}, "axis kv_heads: it is called key_value_heads here. Use key_value_heads=N"),
+        ({"preset": "gqa", "num_key_value_heads": 2}, "Use key_value_heads=N"),
+        ({"preset": "fixedhead", "head_size": 2}, "axis head_size: it is called head_dim here. Use head_dim=N"),
+        ({"causal": True}, "axis causal: masks belong to the call. Pass attn_mask=CAUSAL there"),
+        ({"is_causal": True}, "Pass attn_mask=CAUSAL there"),
+        ({"rope": True}, r"Use rotary=RotaryPositions\(\)"),
+        ({"bach_first": True}, "unknown attention axis bach_first: .* Did you mean 'batch_first'"),
+        ({"rotary": True}, r"rotary=True: expected RotaryPositions\(\), a function"),
+        ({"rotary": False}, r"rotary=False: expected RotaryPositions\(\), a function"),
+        ({"rotary": RotaryPositions}, r"rotary=.*RotaryPositions'>: expected RotaryPositions\(\), a function"),
+        ({"qk_norm": "rms"}, "qk_norm='rms': expected True or False"),
+        ({"batch_first": 1}, "batch_first=1: expected True or False"),
     ],
 )
 def test_a_layer_cannot_be_built_of(arguments, message):
@@ -62,12 +78,12 @@ X, INTEGERS = torch.zeros(5, 2, 16), torch.zeros(5, 2, 16, dtype=torch.int64)
         (
             (X, X, X),
             {"attn_mask": torch.zeros(5, 5, dtype=torch.int64)},
-            "attn_mask of torch.int64: expected a bool or float",
+            "attn_mask of torch.int64: expected bool, true at hidden keys, or float, .* pass `mask == 0`",
         ),
         (
             (X, X, X),
             {"attn_mask": torch.zeros(5, 5).cfloat()},
-            "attn_mask of torch.complex64: expected a bool or float",
+            "attn_mask of torch.complex64: expected bool",
         ),
         (([X], X, X), {}, "query is a list: expected a tensor"),
         ((None, X, X), {}, "query is a NoneType: expected a tensor"),
@@ -87,6 +103,35 @@ def test_a_layer_cannot_be_given(tensors, options, message):
     with pytest.raises(ValueError, match=message) as caught:
         build_attention("mha", 16, 4)(*tensors, **options)
     assert "\n" not in str(caught.value)
+
+
+KEEP = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])  # as a tokenizer's attention_mask
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
+@pytest.mark.parametrize(
+    "options",
+    [
+        lambda keep: {"key_padding_mask": keep},
+        lambda keep: {"attn_mask": keep[1].expand(5, 5)},
+        lambda keep: {"attn_mask": AttentionMask(key_padding=keep)},
+        lambda keep: {"attn_mask": AttentionMask(additive=keep[1].expand(5, 5))},
+        lambda keep: {"attn_mask": AttentionMask(key_padding=keep), "key_padding_mask": keep == 0},
+    ],
+)
+def test_a_mask_of_integers_is_refused_wherever_it_is_given(options, dtype):
+    with pytest.raises(ValueError, match=f"mask.*of.*{dtype}: expected .*bool"):
+        build_attention("mha", 16, 4, self_attention=True)(X, X, X, **options(KEEP.to(dtype)))
+
+
+def test_fairseqs_layer_takes_padding_of_integers():
+    layer = FairseqAttention(AttentionConfig(AttentionSpec(), 16, 4, self_attention=True))
+    x = torch.randn(5, 2, 16)
+    expected, _ = layer(x, x, x, key_padding_mask=KEEP == 0)
+    for dtype in (torch.uint8, torch.int64):
+        torch.testing.assert_close(layer(x, x, x, key_padding_mask=(KEEP == 0).to(dtype))[0], expected)
+    hidden = torch.ones(5, 5, dtype=torch.uint8).triu(1)
+    assert torch.equal(layer(x, x, x, attn_mask=hidden)[0], layer(x, x, x, attn_mask=hidden.bool())[0])
 
 
 @pytest.mark.parametrize("axes", [{}, {"mixing": "static"}, {"score": "synthesizer-dense"}], ids=str)

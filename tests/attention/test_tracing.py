@@ -73,6 +73,21 @@ def test_a_layer_compiles_as_one_graph(preset, lengths):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
+class ThreeViews(Causal):
+    """The same with three views of one input, as a joint projection of a model makes them."""
+
+    def forward(self, x, padding):
+        query, key, value = x.expand(3, *x.shape).unbind()
+        return self.layer(query, key, value, attn_mask=CAUSAL, key_padding_mask=padding, need_weights=False)[0]
+
+
+@pytest.mark.parametrize("preset", ["mla", "skv"])
+def test_a_layer_of_one_input_is_exported_with_three_views(preset):
+    model, (x, padding) = ThreeViews(preset), inputs()
+    program = torch.export.export(model, (x.detach(), padding))
+    torch.testing.assert_close(program.module()(x, padding), Causal.forward(model, x, padding))
+
+
 @pytest.mark.parametrize("preset", ["mha", "mixhead-a", "mixhead-b", "talking-heads"])
 def test_a_layer_compiles_as_one_graph_under_autocast(preset):
     model = Causal(preset)
