@@ -354,7 +354,7 @@ def _check(method: Method, old: Method | None) -> None:
             _refuse(method, f"{', '.join(sorted(unknown))}: no such axis or option. Use {', '.join(axes)}.")
 
 
-def _check_functions(method: Method, axis: str, part: type) -> None:
+def _check_functions(method: Method, axis: str, part: Any) -> None:
     """Check that a part defines a function of its base: with a misspelled one it would compute what the base computes."""
     base = SLOTS[axis].base
     expected = {
