@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
+from fairseq_lowrank.importing import after_import
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.parts import LayerPart
 
@@ -55,3 +58,36 @@ def whole_state_dict(model: nn.Module) -> dict[str, Tensor]:
     for name, tensor in state.items():
         state[name] = whole(tensor).detach().cpu()
     return state
+
+
+_GROUPS = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
+
+
+def _watch_groups() -> None:
+    """Wrap where ``fully_shard`` finds that the parameters of a group have several dtypes."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_param_group
+
+    group: Any = _fsdp_param_group.FSDPParamGroup
+    if hasattr(group, "_init_mp_dtypes"):
+        group._init_mp_dtypes = _name_shard_parts(group._init_mp_dtypes)
+
+
+def _name_shard_parts(check: Callable) -> Callable:
+    @functools.wraps(check)
+    def _init_mp_dtypes(self: Any) -> None:
+        try:
+            check(self)
+        except AssertionError as error:
+            holders = (getattr(param, "_module_info", None) for param in self.fsdp_params)
+            parts = [holder.module for holder in holders if isinstance(getattr(holder, "module", None), LayerPart)]
+            if not parts:
+                raise
+            raise UserError(
+                f"{type(parts[0]).__name__} is in float32, and its group of fully_shard has parameters of another dtype. Call "
+                "shard_parts(model) before fully_shard."
+            ) from error
+
+    return _init_mp_dtypes
+
+
+after_import(_GROUPS, _watch_groups)

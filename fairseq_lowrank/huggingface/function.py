@@ -171,13 +171,14 @@ def _check_heads(module: nn.Module, config: AttentionConfig | None, query: Tenso
     if config is not None and config.num_heads != heads:
         raise UserError(
             f"{type(module).__name__}: mixing of {config.num_heads} heads, and the model passes {heads}. "
-            "This layer repeats or splits its heads; leave it out with layers= or sites=."
+            "This layer repeats or splits its heads, or sequence parallelism (Ulysses) does. Leave out the layer with layers= or "
+            "sites=, or the parallelism."
         )
     for name, states in (("keys", key), ("values", value)):
         if heads not in (states.size(1), states.size(1) * groups):  # fewer heads would be read as groups of heads
             raise UserError(
                 f"{type(module).__name__}: {name} of {states.size(1)} heads for queries of {heads} heads, in groups of "
-                f"{groups}. Tensor parallelism of attention is not computed: load the model without it."
+                f"{groups}. Tensor and sequence parallelism of attention are not computed: load the model without them."
             )
 
 

@@ -17,9 +17,15 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from fairseq_lowrank.attention import METHODS, build_attention, parameter_groups, shard_parts, whole_state_dict
+from fairseq_lowrank.attention import (
+    METHODS,
+    build_attention,
+    build_core,
+    parameter_groups,
+    shard_parts,
+    whole_state_dict,
+)
 from fairseq_lowrank.huggingface import apply_attention, load_attention, mixing_state, save_attention
-from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.parts import MODULE_AXES
 
 SIZE, HEADS = 16, 4
@@ -280,10 +286,57 @@ def tensor_parallel(rank):
         refused(reason, model, torch.arange(6)[None])
 
 
+@case("without shard_parts")
+def without_shard_parts(rank):
+    """A half-precision model whose parts stay in the groups of its layers, or in that of the whole model."""
+    from torch.distributed.fsdp import fully_shard
+
+    tokens, x = torch.arange(6)[None], torch.randn(5, 2, SIZE).bfloat16()
+    for shards_layers in (True, False):
+        for model, blocks, given in (
+            (llama("gated", torch.bfloat16), lambda model: model.model.layers, tokens),
+            (Layers("mixhead-b", torch.bfloat16), lambda model: model.layers, x),
+        ):
+            for block in blocks(model) if shards_layers else ():
+                fully_shard(block)
+            refused("Call shard_parts(model) before fully_shard", fully_shard(model), given)
+    other = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4).bfloat16())  # a model without parts keeps torch's line
+    try:
+        fully_shard(other)(torch.randn(2, 4))
+    except AssertionError as error:
+        assert "shard_parts" not in str(error)
+    else:
+        raise AssertionError("not refused")
+
+
+@case("context parallel")
+def context_parallel(rank):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+    from torch.distributed.tensor.experimental import context_parallel as split
+
+    mesh, reason = init_device_mesh("cpu", (2,)), "context parallelism of attention is not computed"
+    x, q, tokens = torch.randn(1, 8, SIZE), torch.randn(1, HEADS, 8, 4), torch.arange(8)[None]
+    for preset in ("mha", "mixhead-a", "mixhead-b", "talking-heads"):
+        for backend in ("auto", "sdpa", "blocked", "reference") if preset == "mha" else ("auto",):
+            attention = build_attention(preset, SIZE, HEADS, self_attention=True, batch_first=True, backend=backend)
+            core, model = build_core(preset, HEADS, 4), llama(preset, torch.float32)
+            for function, given in (
+                (lambda x, attention=attention: attention(x, x, x, is_causal=True), x.clone()),
+                (lambda q, core=core: core(q, q, q, "causal"), q.clone()),
+                (model, tokens.clone()),
+            ):
+                function(given)
+                with split(mesh, buffers=[given], buffer_seq_dims=[2 if given.dim() == 4 else 1]):
+                    refused(reason, function, given)
+    part = DTensor.from_local(q[:, :, 4 * rank : 4 * rank + 4], mesh, [Shard(2)])
+    refused(reason, build_core("mixhead-a", HEADS, 4), part, part, part, "causal")
+
+
 def refused(text, function, *args):
     try:
         function(*args)
-    except UserError as error:
+    except ValueError as error:
         assert text in str(error), error
     else:
         raise AssertionError(f"not refused: {text}")

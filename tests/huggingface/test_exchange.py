@@ -6,9 +6,10 @@ import pickle
 import pytest
 import torch
 from transformers import GenerationConfig
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers_families import build
 
-from fairseq_lowrank.huggingface import apply_attention
+from fairseq_lowrank.huggingface import apply_attention, attention_forward
 from fairseq_lowrank.messages import UserError
 
 TOKENS = torch.arange(2, 8)[None]
@@ -58,3 +59,20 @@ def test_continuous_batching_is_refused():
     ):
         with pytest.raises(UserError, match="continuous batching has its own attention functions"):
             start()
+
+
+@pytest.mark.parametrize("name", ["fairseq_lowrank", "sdpa"])
+def test_sequence_parallelism_is_refused(name, monkeypatch):
+    def of_deepspeed(
+        module, query, key, value, mask, **options
+    ):  # Ulysses: each worker gets the whole sequence of some heads
+        some = query.size(1) // 2
+        return attention_forward(module, query[:, :some], key[:, :some], value[:, :some], mask, **options)
+
+    of_deepspeed.__module__ = "deepspeed.runtime.sequence_parallel.ulysses_sp"
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, name, of_deepspeed)
+    model = apply_attention(build("llama"), "mixhead-a")
+    if name == "sdpa":
+        model.set_attn_implementation("sdpa")
+    with pytest.raises(UserError, match="'sdpa' does not compute" if name == "sdpa" else "or sequence parallelism"):
+        model(TOKENS)

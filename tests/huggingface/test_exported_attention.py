@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 from transformers.cache_utils import Cache, QuantizedLayer
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from fairseq_lowrank.huggingface.exported import LowrankConfig, LowrankForCausalLM, LowrankForSeq2SeqLM
 from fairseq_lowrank.messages import UserError
@@ -156,3 +157,16 @@ def test_a_language_model_computes_the_logits_that_are_kept(kept):
     model, text = language_model(), torch.tensor([[4, 5, 6, 7, 8]])
     expected = model(text).logits[:, slice(-2, None) if isinstance(kept, int) else kept]
     torch.testing.assert_close(model(text, logits_to_keep=kept).logits, expected)
+
+
+def test_sequence_parallelism_of_an_exported_model_is_refused(monkeypatch):
+    tokens, model = torch.tensor([[4, 5, 6]]), language_model(mixing="static")
+    model(tokens)
+
+    def of_deepspeed(*tensors, **options):
+        raise AssertionError
+
+    of_deepspeed.__module__ = "deepspeed.runtime.sequence_parallel.ulysses_sp"
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, "sdpa", of_deepspeed)
+    with pytest.raises(UserError, match=r"sequence parallelism \(Ulysses\) of this attention is not computed"):
+        model(tokens)

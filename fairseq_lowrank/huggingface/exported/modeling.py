@@ -21,6 +21,7 @@ from transformers.modeling_outputs import (
     CausalLMOutputWithCrossAttentions,
     Seq2SeqLMOutput,
 )
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
@@ -203,6 +204,12 @@ class LowrankStack(LowrankPreTrainedModel):
         """Return a mask in the form that an attention module takes: ours ``[B, S]``, transformers' what it makes."""
         if not isinstance(attention, LowrankAttention):
             return make(config=self.config, inputs_embeds=x, attention_mask=mask, **others)
+        function = ALL_ATTENTION_FUNCTIONS.get(self.config._attn_implementation)
+        if getattr(function, "__module__", "").startswith("deepspeed"):
+            raise UserError(
+                "sequence parallelism (Ulysses) of this attention is not computed: each worker would attend to its own part of the "
+                "sequence. Train without it: in accelerate, ParallelismConfig with sp_size=1."
+            )
         return None if mask is None or (not torch.compiler.is_compiling() and bool(mask.all())) else mask
 
 

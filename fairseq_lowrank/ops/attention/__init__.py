@@ -6,6 +6,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq_lowrank.ops.attention import blocked, gpu_times, operator, reference, sdpa, tiled, triton  # noqa: F401 (registers the operators)
@@ -32,6 +33,7 @@ __all__ = [
     "attention",
 ]
 
+_SDPA = F.scaled_dot_product_attention  # what context parallelism replaces
 # Each backend has ``compute(call)``, ``unsupported_reason(call)``, which is read when a layer is built, and
 # ``device_unsupported_reason(device, dtype)``, which is read when it runs.
 _BACKENDS = {"reference": reference, "sdpa": sdpa, "blocked": blocked, "triton": triton, "tiled": tiled}
@@ -90,7 +92,23 @@ def attention(call: AttentionCall, backend: str = "auto") -> tuple[Tensor, Tenso
 
 def compute(call: AttentionCall, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
     """Compute a call that needs no :meth:`check <AttentionCall.check>`. See :func:`attention`."""
+    if F.scaled_dot_product_attention is not _SDPA or type(call.v) is not Tensor:
+        _refuse_sequence_parts(call)
     return (_fastest(call) if backend == "auto" else _requested(backend, call)).compute(call)
+
+
+def _refuse_sequence_parts(call: AttentionCall) -> None:
+    """Check that a worker has whole sequences.
+
+    Raises:
+        ValueError: PyTorch's context parallelism has split them. It joins them in its own function in place of SDPA alone.
+    """
+    replaced = str(getattr(F.scaled_dot_product_attention, "__module__", "")).startswith("torch.distributed")
+    if replaced or any(place.is_shard(2) for place in getattr(call.v, "placements", ())):
+        raise ValueError(
+            "context parallelism of attention is not computed: each worker would attend to its own part of the sequence. Leave out "
+            "context_parallel (in accelerate, ParallelismConfig with cp_size=1 and sp_size=1), and use fully_shard."
+        )
 
 
 def _fastest(call: AttentionCall) -> Any:
