@@ -145,7 +145,7 @@ def fairseq_page() -> str:
         "safely, and some faults of fairseq are fixed. Every change has a name, and `LOWRANK_DISABLE=NAME` switches such a fix off.",
         "The tables below list every change, why it is there, and when it can go. They are written from "
         "`fairseq_lowrank/repairs/patches.py` (repairs of fairseq) and `fairseq_lowrank/plugin/patches.py` (attention) by "
-        "`python -m experiments reference`. `import fairseq_lowrank.repairs` before fairseq applies the repairs alone. `fairseq-lowrank env` prints them and shows which are on.",
+        "`python -m experiments reference`. `import fairseq_lowrank.repairs` before fairseq applies the repairs alone. `fairseq-lowrank env --patches` prints them and shows which are on.",
         *parts,
         "## Your own plugin",
         "`import fairseq_lowrank.plugin` at the top of your own `--user-dir` is enough. `fairseq-lowrank --user-dir DIR COMMAND` "

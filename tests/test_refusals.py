@@ -77,30 +77,16 @@ CASES: dict[str, list[tuple[str, str]]] = {
     STOCK: [
         ("--mixing-orthogonality 1", "--mixing-orthogonality"),
         ("--lr abc", "argument --lr"),
-        ("-s xx -t yy", "mt: has no dict.xx.txt"),
         ("--restore-file mixhead.pt", "encoder.layers.0.self_attn was saved with mixing=positionwise"),
         ("--restore-file lm.pt", "lm.pt"),
         ("--restore-file empty.txt", "empty.txt"),
         ("--restore-file flipped-mixhead.pt", "flipped-mixhead.pt"),
-        ("--best-checkpoint-metric bleu", "--best-checkpoint-metric bleu: the training computes no BLEU"),
-        ("--eval-bleu --eval-bleu-args beam=5", "--eval-bleu-args beam=5: expected a dictionary in JSON"),
-        ("--eval-bleu --eval-bleu-detok-args [1]", "--eval-bleu-detok-args [1]: expected a dictionary in JSON"),
         ("--restore-file nope.pt --reset-optimizer", "--restore-file nope.pt: no such file"),
         ("--finetune-from-model words.de", "words.de"),
         ("--finetune-from-model nope.pt", "--finetune-from-model nope.pt: no such file"),
         ("--finetune-from-model bare", "--finetune-from-model bare: no such file"),
-        ("--finetune-from-model mixhead.pt --reset-optimizer", "--reset-optimizer"),
-        ("--finetune-from-model mixhead.pt --restore-file mixhead.pt", "--restore-file"),
         ("--finetune-from-model mixhead.pt", "encoder.layers.0.self_attn was saved with mixing=positionwise"),
         ("--finetune-from-model flipped-mixhead.pt", "flipped-mixhead.pt"),
-        ("--adaptive-softmax-cutoff 5,10", "Use --criterion adaptive_loss"),
-        ("--adaptive-softmax-cutoff 5,10 --criterion label_smoothed_cross_entropy", "Use --criterion adaptive_loss"),
-        ("--criterion adaptive_loss", "Add --adaptive-softmax-cutoff"),
-        ("--criterion adaptive_loss --adaptive-softmax-cutoff 5,10", "Use --ddp-backend legacy_ddp"),
-        ("--dataset-impl fasta", "--dataset-impl fasta"),
-        ("--fp16", "--fp16: needs a GPU"),
-        ("--fp16 --memory-efficient-fp16", "--memory-efficient-fp16: needs a GPU"),
-        ("--amp", "--amp: needs a GPU"),
     ],
     LANGUAGE_MODEL: [
         ("--attention-score synthesizer-dense --synthesizer-heads 0", "synthesizer_heads=0"),
@@ -115,12 +101,6 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("", "--arch: missing"),
         ("mt", "--arch: missing"),
         ("mt --arch nope", "argument --arch/-a: invalid choice: 'nope'"),
-        (f"nothing --arch transformer {QUICKLY} --save-dir out", "nothing: no such folder"),
-        (f"nothing --arch lowrank_transformer {QUICKLY} --save-dir out", "nothing: no such folder"),
-        (f"bare --arch transformer {QUICKLY} --save-dir out", "bare: has no data"),
-        (f"bare -s de -t en --arch transformer {QUICKLY} --save-dir out", "bare: has no dict.de.txt"),
-        (f"mt --task language_modeling --arch transformer_lm {QUICKLY} --save-dir out", "mt: has no dict.txt"),
-        (f"lm --task language_modeling --arch transformer {QUICKLY} --save-dir out", "--task language_modeling"),
         (f"lm --task segment_lm --arch transformer_lm {QUICKLY} --save-dir out", "--task segment_lm"),
         (f"lm --task bert_pretraining --arch roberta_base {QUICKLY} --save-dir out", "--task bert_pretraining"),
         (f"lm --task question_answering --arch transformer_lm {QUICKLY} --save-dir out", "--task question_answering"),
@@ -128,24 +108,15 @@ CASES: dict[str, list[tuple[str, str]]] = {
             f"lm --task masked_lm --arch lowrank_bert_base --criterion bert_pretraining {QUICKLY} --save-dir out",
             "--criterion bert_pretraining",
         ),
-        (f"mt --arch nonautoregressive_transformer {QUICKLY} --save-dir out", "--task translation"),
-        (f"mt --arch levenshtein_transformer {QUICKLY} --save-dir out", "--task translation"),
     ],
     GENERATE: [
-        ("", "--path: missing"),
-        ("--path nope.pt", "--path nope.pt"),
-        ("--path mixhead.pt:nope.pt", "--path nope.pt"),
         (f"--path mixhead.pt {JOINED_TWICE}", "--remove-bpe sentencepiece: --bpe sentencepiece joins subwords too"),
-        ("--path bare", "--path bare"),
-        ("--path mixhead.pt --lm-path stock.pt", "--lm-path stock.pt"),
         ("--path mixhead.pt --model-overrides 3", "--model-overrides '3'"),
         ("--path mixhead.pt --model-overrides {'attention':", "--model-overrides"),
         ("--path mixhead.pt --model-overrides \"__import__('os').mkdir('out')\"", "--model-overrides"),
     ],
     "fairseq-generate": [
         ("", "the following arguments are required: data"),
-        (f"nothing --path mixhead.pt {EVALUATED}", "nothing: no such folder"),
-        (f"lm --path mixhead.pt {EVALUATED}", "lm: has no data"),
     ],
     # without --results-path, which fairseq opens before it loads a model
     "fairseq-generate mt --cpu --num-workers 0 --max-len-b 4": [
@@ -156,27 +127,17 @@ CASES: dict[str, list[tuple[str, str]]] = {
             "encoder.layers.0.self_attn was saved with head_dim=8",
         ),
         ("--path words.de", "words.de"),
-        (
-            "--path mixhead.pt --beam 2 --nbest 2 --sampling --sampling-topk 999",
-            "--sampling-topk 999: the vocabulary has",
-        ),
         ("--path empty.txt", "empty.txt"),
         ("--path cut.pt", "cut.pt"),
         ("--path flipped.pt", "flipped.pt"),
     ],
     INTERACTIVE: [
-        ("", "--path: missing"),
         (f"--path mixhead.pt {JOINED_TWICE}", "--remove-bpe sentencepiece: --bpe sentencepiece joins subwords too"),
-        ("--path nope.pt", "--path nope.pt"),
         ("--path mixhead.pt --model-overrides nope", "--model-overrides 'nope'"),
         ("--path words.de", "words.de"),
         ("--path flipped-mixhead.pt", "flipped-mixhead.pt"),
     ],
     EVAL_LM: [
-        ("", "--path: missing"),
-        ("--path nope.pt", "--path nope.pt"),
-        ("--path lm.pt:lm.pt", "--path lm.pt:lm.pt: no such file"),
-        ("--path mixhead.pt", "is not a language model"),
         ("--path lm.pt --context-window -1", "--context-window -1"),
         ("--path lm.pt --context-window 16", "--context-window"),
         ("--path lm.pt --tokens-per-sample 1024", "--tokens-per-sample"),
@@ -187,9 +148,6 @@ CASES: dict[str, list[tuple[str, str]]] = {
     ],
     VALIDATE: [
         ("--path mixhead.pt", "--task: missing"),
-        ("--task translation --max-tokens 99", "--path: missing"),
-        ("--task translation --path nope.pt", "--path nope.pt"),
-        ("--task translation --path lm.pt:lm.pt", "--path lm.pt:lm.pt: no such file"),
         ("--task translation --path mixhead.pt --model-overrides print(3)", "--model-overrides 'print(3)'"),
         ("--task translation --max-tokens 99 --path words.de", "words.de"),
         ("--task translation --max-tokens 99 --path flipped-mixhead.pt", "flipped-mixhead.pt"),
@@ -236,7 +194,6 @@ CASES: dict[str, list[tuple[str, str]]] = {
             for command, data in (
                 ("translate mixhead.pt", "lm"),
                 ("measure mixhead.pt", "lm"),
-                ("measure mixhead.pt", "damaged"),
                 ("spectrum lm.pt", "damaged-lm"),
                 ("inspect mixhead.pt", "lm"),
             )
@@ -296,11 +253,9 @@ def write_texts(folder: Path) -> None:
 
 
 def damage_data(folder: Path) -> None:
-    """Copies of data: an empty file, an empty index, and settings of another program."""
-    for name in ("damaged", "wrong-text"):
-        shutil.copytree(folder / "mt", folder / name)
+    """Copies of data: an empty index, and settings of another program."""
+    shutil.copytree(folder / "mt", folder / "wrong-text")
     shutil.copytree(folder / "lm", folder / "damaged-lm")
-    (folder / "damaged" / "valid.de-en.de.bin").write_bytes(b"")
     (folder / "damaged-lm" / "valid.idx").write_bytes(b"")
     (folder / "wrong-text" / "text.json").write_text('{"source": "de", "target": "en", "subwords": "nope"}')
 
@@ -378,10 +333,10 @@ def test_bad_input_ends_in_one_line_and_leaves_nothing_behind(run, line, words):
 
 
 def test_the_traceback_is_shown_where_the_environment_asks_for_it(run):
-    code, _, errors, _ = run(f"fairseq-train nothing --arch transformer {QUICKLY}", LOWRANK_TRACEBACK="1")
+    code, _, errors, _ = run(f"{STOCK} --restore-file nothing.pt", LOWRANK_TRACEBACK="1")
     assert code == 2
     assert "Traceback (most recent call last)" in errors
-    assert errors.splitlines()[-1].startswith("fairseq-train: error: nothing: ")
+    assert errors.splitlines()[-1].startswith("fairseq-train: error: --restore-file nothing.pt: ")
 
 
 @pytest.mark.parametrize(

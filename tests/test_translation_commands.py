@@ -215,22 +215,10 @@ def test_interactive_and_from_pretrained_translate_like_generate(preset, trained
     else:
         output = fairseq_command("interactive", *search, "--print-alignment", *from_file)
     assert texts(output) == expected
-    alignments = {
-        number: dict(pair.split("-")[::-1] for pair in pairs.split()) for number, (pairs,) in lines(output, "A").items()
-    }
+    assert all(re.fullmatch(r"(\d+-\d+ ?)*", pairs) for (pairs,) in lines(output, "A").values())
     hub = LowrankTransformerModel.from_pretrained(str(folder), "checkpoint_last.pt", str(multi30k))
     hypotheses = hub.translate([sources[number] for number in range(12)], beam=3, max_len_a=0, max_len_b=12)
     assert hypotheses == [expected[number] for number in range(12)]
-
-    # each unknown word becomes the word of the source that it attends to most, which may be unknown itself
-    output = fairseq_command("interactive", *search, "--replace-unk", *from_file)
-    assert texts(output) != expected
-    for number, text in texts(output).items():
-        words, source = expected[number].split(), lines(output, "S")[number][0].split()
-        for position, word in enumerate(words):
-            if word == "<unk>":
-                words[position] = source[int(alignments[number][str(position)])]
-        assert text == " ".join(words)
 
 
 @pytest.mark.parametrize("preset", SEARCHED)
@@ -243,9 +231,9 @@ def test_training_aids_of_fairseq_work_together(preset, multi30k, fairseq_comman
     losses = logged(output, "loss")
     assert sum(losses[-5:]) < sum(losses[:5])
     path = tmp_path / "checkpoint_last.pt"
-    for fewer in ("{'encoder_layers_to_keep': '1', 'decoder_layers_to_keep': '0'}", "{'encoder_layers_to_keep': '1'}"):
-        output = fairseq_command("generate", multi30k, "--path", path, *SEARCH, "--model-overrides", fewer)
-        assert len(lines(output, "H")) == 12
+    fewer = "{'encoder_layers_to_keep': '1', 'decoder_layers_to_keep': '0'}"
+    output = fairseq_command("generate", multi30k, "--path", path, *SEARCH, "--model-overrides", fewer)
+    assert len(lines(output, "H")) == 12
 
 
 @pytest.fixture

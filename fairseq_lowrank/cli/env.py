@@ -1,4 +1,4 @@
-"""Show versions, devices, fused parts of fairseq, and the functions of fairseq that this package replaces.
+"""Show versions, devices and fused parts of fairseq. --patches lists the functions of fairseq that this package replaces.
 
 LOWRANK_ENABLE=NAME,… switches patches of the group optional on, LOWRANK_DISABLE=NAME,… switches patches of the group fix off.
 
@@ -10,9 +10,10 @@ import importlib.util
 import platform
 
 from fairseq_lowrank.cli import _output
+from fairseq_lowrank.messages import UserError
 
 NAME = "env"
-HELP = "show versions, devices, fused parts and the table of patches"
+HELP = "show versions, devices, fused parts and the changes of fairseq"
 
 PACKAGES = (
     *("torch", "triton", "numpy", "fairseq", "apex", "transformers", "peft", "accelerate"),
@@ -21,10 +22,15 @@ PACKAGES = (
 
 
 def add_arguments(parser) -> None:
+    parser.add_argument("--patches", action="store_true", help="list each change of fairseq, its reason and its end")
     _output.add_json_argument(parser)
 
 
 def run(args) -> None:
+    if args.patches:
+        table = patch_rows()
+        _output.show(args, table, "\n\n".join(map(describe, table)))
+        return
     import fairseq_lowrank
     from fairseq_lowrank import versions
 
@@ -36,24 +42,31 @@ def run(args) -> None:
     rows += devices() + kernels() + fused_parts()
     width = max(len(name) for name, _ in rows)
     text = "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
-    table = patch_rows()
-    lines = [f"{'patch':<24}  {'group':<9}  {'on':<3}  target, and reason"] if table else []
-    for row in table:
-        switch = "on" if row["on"] else "off"
-        lines.append(f"{row['name']:<24}  {row['group']:<9}  {switch:<3}  {row['target']}: {row['reason']}")
-    _output.show(args, dict(rows) | {"patches": table}, "\n".join([text, *lines]))
+    _output.show(args, dict(rows), text)
 
 
 def patch_rows() -> list[dict]:
-    """Return the table of patches; without fairseq it is empty."""
+    """Return the patches by name, each with its group, reason, end and targets, and True if it is on.
+
+    Raises:
+        UserError: fairseq is not installed.
+    """
     if importlib.util.find_spec("fairseq") is None:
-        return []
+        raise UserError("--patches: fairseq is not installed, so nothing of it is changed. Install it first.")
     from fairseq_lowrank.plugin.patches import ALL
     from fairseq_lowrank.repairs.patch import selected
 
-    on = selected(ALL)
-    fields = ("name", "group", "target", "reason", "remove_when")
-    return [{name: getattr(patch, name) for name in fields} | {"on": patch in on} for patch in ALL]
+    on, rows = selected(ALL), {}
+    for patch in ALL:
+        fields = {name: getattr(patch, name) for name in ("name", "group", "reason", "remove_when")}
+        rows.setdefault(patch.name, fields | {"on": patch in on, "targets": []})["targets"].append(patch.target)
+    return list(rows.values())
+
+
+def describe(row: dict) -> str:
+    """Return the lines of a patch."""
+    head = f"{row['name']} ({row['group']}, {'on' if row['on'] else 'off'})"
+    return "\n  ".join((head, row["reason"], f"until {row['remove_when']}", *row["targets"]))
 
 
 def installed_version(package: str) -> str:

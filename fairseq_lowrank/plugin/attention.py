@@ -450,7 +450,7 @@ def _read_weights_where_asked(decoder: nn.Module) -> None:
 
 
 def compute_weights_where_read(prepare: Callable) -> Callable:
-    """Wrap ``prepare_for_inference_``: compute weights for --print-alignment, --replace-unk and callers of the API.
+    """Wrap ``prepare_for_inference_``: compute weights for --print-alignment and callers of the API.
 
     --score-reference adds up the weights of several models, and fairseq's own models always have them.
     """
@@ -459,11 +459,10 @@ def compute_weights_where_read(prepare: Callable) -> Callable:
     def prepare_for_inference_(model, cfg):
         prepare(model, cfg)
         called = cfg.common_eval.path is None  # by a program; commands have a path
-        replaces = cfg.generation.replace_unk is not None
         adds = not called and cfg.generation.score_reference and len(utils.split_paths(cfg.common_eval.path)) > 1
         for decoder in model.modules():
             if hasattr(decoder, "need_alignment"):
-                decoder.need_alignment = called or replaces or adds or bool(cfg.generation.print_alignment)
+                decoder.need_alignment = called or adds or bool(cfg.generation.print_alignment)
                 _read_weights_where_asked(decoder)
 
     return prepare_for_inference_

@@ -87,24 +87,13 @@ SECTIONS = ("common", "distributed_training", "dataset", "optimization", "checkp
 
 
 def arguments_of(cfg: DictConfig) -> argparse.Namespace:
-    """Return the settings of a training as arguments, with the names of its task, model and criterion.
-
-    Raises:
-        UserError: the configuration has no task or no model, or one that is not registered.
-    """
+    """Return the settings of a training as arguments, with the names of its task, model and criterion."""
     parts = {name: cfg.get(name) for name in SECTIONS}
     values: dict[str, object] = {}
     for part in parts.values():
         values |= vars(part) if isinstance(part, argparse.Namespace) else part or {}
     for section, flag in {"task": "task", "model": "arch", "criterion": "criterion"}.items():
-        name = getattr(parts[section], "_name", None) or getattr(parts[section], "arch", None)
-        if name is None:
-            raise UserError(f"{section}: missing. Add {section}=NAME, or +{section}._name=NAME.")
-        if section == "model" and checks.model_class(name) is None:
-            raise UserError(
-                f"model._name={name}: no such model. Choose from the list of fairseq-lowrank architectures."
-            )
-        values[flag] = name
+        values[flag] = getattr(parts[section], "_name", None) or getattr(parts[section], "arch", None)
     return argparse.Namespace(**values)
 
 
@@ -131,14 +120,6 @@ def bf16_without_tpu(args: argparse.Namespace, line: CommandLine) -> None:
     """Turn ``--tpu`` off in parsed arguments unless it is given: fairseq sets it with ``--bf16``."""
     if getattr(args, "bf16", False):
         args.tpu = line.has("--tpu")
-
-
-# fairseq parses the layers to keep into a list, but its models split a string.
-def layers_to_keep_as_text(args: argparse.Namespace, line: CommandLine) -> None:
-    """Turn the list of ``--…-layers-to-keep`` in parsed arguments back into a string."""
-    for name in ("encoder_layers_to_keep", "decoder_layers_to_keep"):
-        if isinstance(layers := getattr(args, name, None), list):
-            setattr(args, name, ",".join(map(str, layers)))
 
 
 # fairseq passes this text to eval.

@@ -1,20 +1,17 @@
-"""Repairs of saving checkpoints and of loading some layers of a checkpoint."""
+"""Repairs of saving checkpoints."""
 
 import contextlib
 import fcntl
 import functools
 import logging
 import os
-import re
 import socket
-from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
 
 import torch
 from fairseq import checkpoint_utils
-from omegaconf import DictConfig, open_dict
 
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.repairs.patch import Patch, group
@@ -76,38 +73,6 @@ def keep_best_checkpoints(save):
             checkpoint_utils.checkpoint_paths = find
 
     return save_checkpoint
-
-
-# fairseq drops a layer that no list names. So it gets a list of all layers for a side without a list, and for a side that has
-# been pruned: a training that resumes has the list of its first command, and so may a model that is loaded again.
-def keep_layers_of_other_side(prune):
-    """Return a ``prune_state_dict`` that prunes a side once, and only if its layers to keep are given.
-
-    Then the configuration has the number of layers that are left.
-    """
-
-    @functools.wraps(prune)
-    def prune_state_dict(state_dict, model_cfg):
-        given = {side: getattr(model_cfg, f"{side}_layers_to_keep", None) for side in ("encoder", "decoder")}
-        if not any(given.values()):
-            return prune(state_dict, model_cfg)
-        lists = {}
-        for side, kept in given.items():
-            layer = re.compile(rf"{side}.*\.layers\.(\d+)\.")
-            if layers := {match[1] for name in state_dict if (match := layer.match(name))}:
-                whole = not kept or len(kept.split(",")) == len(layers)
-                lists[f"{side}_layers_to_keep"] = ",".join(layers) if whole else kept
-        is_config = isinstance(model_cfg, DictConfig)
-        pruned = prune(state_dict, Namespace(arch=getattr(model_cfg, "_name" if is_config else "arch", None), **lists))
-        with open_dict(model_cfg) if is_config else contextlib.nullcontext():
-            for side, kept in given.items():
-                if kept and pruned is not state_dict:
-                    setattr(model_cfg, f"{side}_layers_to_keep", None)
-                    if hasattr(model_cfg, f"{side}_layers"):
-                        setattr(model_cfg, f"{side}_layers", len(kept.split(",")))
-        return pruned
-
-    return prune_state_dict
 
 
 class CheckpointNotWritten(UserError):
@@ -298,14 +263,6 @@ PATCHES = (
         wrap=keep_best_checkpoints,
         reason="--keep-best-checkpoints K saves only improvements, and never deletes a checkpoint with a negative value.",
         remove_when="fairseq saves the best K values and its pattern matches negative ones",
-        group="fix",
-    ),
-    Patch(
-        name="one-sided-layers",
-        target="fairseq.checkpoint_utils.prune_state_dict",
-        wrap=keep_layers_of_other_side,
-        reason="With layers to keep, fairseq drops every layer of the other side, and cannot load again what it has pruned.",
-        remove_when="fairseq prunes only the side whose layers to keep are given, and once",
         group="fix",
     ),
 )

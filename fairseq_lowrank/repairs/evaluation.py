@@ -6,8 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fairseq_lowrank.messages import FlagError, UserError
-from fairseq_lowrank.repairs import checks
+from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.repairs.arguments import CommandLine
 from fairseq_lowrank.repairs.programs import Program, program_of
 
@@ -139,30 +138,6 @@ def announce_validation(get_valid_iterator: Callable) -> Callable:
     return get_announced_iterator
 
 
-def refuse_few_samples(get_batch_iterator: Callable) -> Callable:
-    """Wrap ``FairseqTask.get_batch_iterator``: refuse a set without a batch because it has too few samples.
-
-    Raises:
-        FlagError: the set has fewer samples than ``--required-batch-size-multiple``, and no batch.
-    """
-
-    @functools.wraps(get_batch_iterator)
-    def get_refused_iterator(self, dataset, *args, required_batch_size_multiple=1, **kwargs):
-        multiple = required_batch_size_multiple
-        iterator = get_batch_iterator(self, dataset, *args, required_batch_size_multiple=multiple, **kwargs)
-        if len(dataset) < multiple and not getattr(iterator, "frozen_batches", True):
-            name = next((f" {split!r}" for split, own in self.datasets.items() if own is dataset), "")
-            raise FlagError(
-                "--required-batch-size-multiple",
-                multiple,
-                f"no batch, because the set{name} has {len(dataset)} samples",
-                "Add --required-batch-size-multiple 1.",
-            )
-        return iterator
-
-    return get_refused_iterator
-
-
 # --- every block
 
 # fairseq-eval-lm makes blocks of 1,024 tokens if no length is given. It leaves out the blocks that are too long for the
@@ -259,15 +234,3 @@ def one_after_another(
             "needs the one before it; stock fairseq would give blocks the context of others"
         )
     return {"num_workers": min(num_workers, 1)}
-
-
-def check_evaluated_model(build_model: Callable) -> Callable:
-    """Wrap ``LanguageModelingTask.build_model``: refuse a checkpoint that is not a language model."""
-
-    @functools.wraps(build_model)
-    def build_language_model(self, args, from_checkpoint=False):
-        name = getattr(args, "_name", None) or getattr(args, "arch", None)
-        checks.refuse_other_than_language_model(name, "the model" if not from_checkpoint else "--path")
-        return build_model(self, args, from_checkpoint)
-
-    return build_language_model

@@ -15,7 +15,6 @@ from fairseq_lowrank.repairs import (
     search,
     stack,
     stopping,
-    subwords,
     user_dir,
 )
 from fairseq_lowrank.repairs.patch import Patch, group
@@ -23,7 +22,6 @@ from fairseq_lowrank.repairs.patch import Patch, group
 SAFE_LOADING = "fairseq loads checkpoints with torch.load(weights_only=True) and a list of allowed classes"
 LITERALS = "fairseq reads these texts with ast.literal_eval"
 ONE_LINE = "fairseq's commands end in one line for mistakes of users"
-UNKNOWN_WORDS = "--replace-unk reads the alignment that --print-alignment makes"
 PARSER = "fairseq.options.parse_args_and_arch"
 PLATEAU = "fairseq.optim.lr_scheduler.reduce_lr_on_plateau.ReduceLROnPlateauLRSchedule"
 MODEL = "fairseq.models.BaseFairseqModel"
@@ -274,74 +272,9 @@ PATCHES: tuple[Patch, ...] = (
         {
             PARSER: arguments.parsing(finish=arguments.check_command_line),
             "fairseq.dataclass.initialize.add_defaults": arguments.check_configuration,
-            f"{LANGUAGE_MODELING}.build_model": evaluation.check_evaluated_model,
-            "fairseq.tasks.fairseq_task.FairseqTask.get_batch_iterator": evaluation.refuse_few_samples,
         },
-        "Missing data, dictionaries or checkpoints, too few samples, and models that do not fit their task, end in a traceback.",
-        ONE_LINE,
-    ),
-    *group(
-        "fix",
-        "damaged-data",
-        dict.fromkeys(
-            (
-                "fairseq.data.indexed_dataset.MMapIndexedDataset.__del__",
-                "fairseq.data.indexed_dataset.MMapIndexedDataset.Index.__del__",
-            ),
-            stack.close_what_was_opened,
-        ),
-        "After the error about a damaged file of data, Python prints a second one about its dataset.",
-        "MMapIndexedDataset closes only what it has opened",
-    ),
-    *group(
-        "fix",
-        "layers-to-keep",
-        {PARSER: arguments.parsing(finish=arguments.layers_to_keep_as_text)},
-        "fairseq parses --encoder-layers-to-keep as a list, and its models split it as a text.",
-        "fairseq's parser and models agree",
-    ),
-    *group(
-        "fix",
-        "replace-unk",
-        {
-            f"{MODEL}.prepare_for_inference_": stack.note_unknown_words,
-            "fairseq.sequence_generator.SequenceGenerator.generate": stack.align_unknown_words,
-            "fairseq.utils.load_align_dict": stack.load_no_align_dict,
-            "fairseq.utils.replace_unk": stack.replace_by_target,
-        },
-        "--replace-unk fails, with and without --print-alignment.",
-        UNKNOWN_WORDS,
-    ),
-    *group(
-        "fix",
-        "beam-size",
-        {
-            "fairseq.sequence_generator.EnsembleModel.set_decoder_beam_size": stack.set_no_beam_size,
-            "fairseq.sequence_generator.SequenceGenerator.generate": stack.search_with_its_own_beam,
-            "fairseq.sequence_generator.SequenceGeneratorWithAlignment.generate": stack.search_with_its_own_beam,
-        },
-        "After a search with five hypotheses is built, a BART reads one source for five sentences, also in a training (--eval-bleu), or fails.",
-        "fairseq uses the beam size during a search alone",
-    ),
-    *group(
-        "fix",
-        "masked-dictionaries",
-        dict.fromkeys(
-            (
-                "fairseq.data.legacy.masked_lm_dictionary.MaskedLMDictionary.__init__",
-                "fairseq.data.legacy.masked_lm_dictionary.BertDictionary.__init__",
-            ),
-            stack.take_special_symbols,
-        ),
-        "No dictionary of the tasks cross_lingual_lm, legacy_masked_lm and translation_from_pretrained_xlm can be loaded.",
-        "these dictionaries take the arguments that Dictionary.load passes",
-    ),
-    *group(
-        "fix",
-        "scalar-noise",
-        {"fairseq.modules.quantization.scalar.ops.emulate_int8_histogram": stack.quantise_on_any_device},
-        "Models with --quant-noise-scalar neither train nor compute without a GPU.",
-        "fairseq finds the scale on the device of the tensor",
+        "A training whose first checkpoint is missing starts from scratch, and BLEU may count subwords or take the lowest as the best.",
+        "fairseq says so",
     ),
     *group(
         "fix",
@@ -413,6 +346,5 @@ PATCHES: tuple[Patch, ...] = (
     ),
     *search.PATCHES,
     *checkpoints.PATCHES,
-    *subwords.PATCHES,
 )
 """Every repair, in the order in which they are applied."""

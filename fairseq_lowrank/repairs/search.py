@@ -1,15 +1,13 @@
-"""Repairs of the search for hypotheses: repeated n-grams, diverse beams and the limit of the length."""
+"""Repairs of the search for hypotheses: repeated n-grams and the limit of the length."""
 
 import functools
 import logging
 import math
-from typing import Any, Optional
 
 import torch
 from fairseq.search import Search
 from torch import Tensor
 
-from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.repairs.patch import Patch
 
 logger = logging.getLogger(__name__)
@@ -54,39 +52,6 @@ def log_banned_ngrams(init):
             )
 
     return __init__
-
-
-def index_groups_by_place(base: Any):
-    """Return a ``DiverseBeamSearch`` that finds the overlaps of a sentence by its place in the batch, not by its id."""
-
-    class DiverseBeamSearch(base):
-        """fairseq's diverse beam search, with overlaps that leave the batch together with their sentences."""
-
-        group_overlap: Tensor
-        step_by_index = base.step  # TorchScript has no super()
-
-        @torch.jit.export
-        def step(
-            self,
-            step: int,
-            lprobs,
-            scores,
-            prev_output_tokens: Optional[Tensor] = None,  # noqa: UP045 (TorchScript)
-            original_batch_idxs: Optional[Tensor] = None,  # noqa: UP045
-        ):
-            places = torch.arange(lprobs.size(0), device=lprobs.device)
-            if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips this block)
-                if step == 0 and original_batch_idxs is not None and not original_batch_idxs.equal(places):
-                    log_once(
-                        "--diverse-beam-groups: each sentence gets the penalties of its groups. "
-                        "fairseq takes those of another sentence, or none."
-                    )
-            return self.step_by_index(step, lprobs, scores, prev_output_tokens, places)
-
-        def prune_sentences(self, batch_idxs: Tensor):
-            self.group_overlap = self.group_overlap[batch_idxs]
-
-    return DiverseBeamSearch
 
 
 class OwnLengthLimit(Search):
@@ -157,30 +122,7 @@ def finish_at_own_limit(is_finished):
     return is_finished_or_limited
 
 
-def check_sampling_topk(init):
-    """Return a ``Sampling.__init__`` that refuses more words than the vocabulary has."""
-
-    @functools.wraps(init)
-    def __init__(self, tgt_dict, sampling_topk=-1, sampling_topp=-1.0):
-        if sampling_topk > len(tgt_dict):
-            raise UserError(
-                f"--sampling-topk {sampling_topk}: the vocabulary has {len(tgt_dict)} words. "
-                "Lower it, or remove it to sample from all words."
-            )
-        init(self, tgt_dict, sampling_topk, sampling_topp)
-
-    return __init__
-
-
 PATCHES = (
-    Patch(
-        name="everyday-mistakes",
-        target="fairseq.search.Sampling.__init__",
-        wrap=check_sampling_topk,
-        reason="fairseq ends in a traceback if --sampling-topk is larger than the vocabulary.",
-        remove_when="fairseq compares the flag with the vocabulary",
-        group="fix",
-    ),
     Patch(
         name="no-repeat-ngrams",
         target="fairseq.ngram_repeat_block.NGramRepeatBlock._no_repeat_ngram",
@@ -195,14 +137,6 @@ PATCHES = (
         wrap=log_banned_ngrams,
         reason="Users must see that hypotheses differ from those of fairseq alone.",
         remove_when="fairseq compares n-grams with the latest tokens of a hypothesis",
-        group="fix",
-    ),
-    Patch(
-        name="diverse-beams",
-        target="fairseq.search.DiverseBeamSearch",
-        wrap=index_groups_by_place,
-        reason="fairseq uses the ids of sentences in the data as places in the batch: wrong penalties, or an IndexError.",
-        remove_when="fairseq indexes the overlaps of groups by the place in the batch",
         group="fix",
     ),
     Patch(

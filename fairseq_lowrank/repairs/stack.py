@@ -17,11 +17,9 @@ from collections.abc import Callable
 
 import numpy
 import torch
-from fairseq import utils
 from fairseq.data.iterators import BackgroundConsumer
 
 from fairseq_lowrank.ops import linear
-from fairseq_lowrank.repairs.search import log_once
 
 logger = logging.getLogger(__name__)
 
@@ -35,107 +33,6 @@ def with_old_names(module: types.ModuleType) -> types.ModuleType:
     proxy = types.ModuleType("numpy")
     vars(proxy).update(vars(numpy), int=int, float=float, compat=types.SimpleNamespace(long=int), percentile=percentile)
     return proxy
-
-
-# For --replace-unk, fairseq reads from the hypothesis which source word each target word is aligned with. Only
-# --print-alignment makes an alignment, and in another form (pairs). Without a file of translations, the flag is parsed as
-# "@@ ", the default of --remove-bpe, which is not a file. An alignment takes a tenth of the time of a translation, so only
-# models that were prepared for the flag get one.
-def note_unknown_words(prepare: Callable) -> Callable:
-    """Wrap ``prepare_for_inference_``: mark the models that replace unknown words."""
-
-    @functools.wraps(prepare)
-    def prepare_for_inference_(self, cfg):
-        self.replaces_unknown_words = getattr(cfg.generation, "replace_unk", None) is not None
-        prepare(self, cfg)
-
-    return prepare_for_inference_
-
-
-def align_unknown_words(generate: Callable) -> Callable:
-    """Wrap ``SequenceGenerator.generate``: align each target word with the source word that has the most attention."""
-
-    @functools.wraps(generate)
-    def generate_aligned(self, models, sample, **kwargs):
-        sentences = generate(self, models, sample, **kwargs)
-        if not any(getattr(model, "replaces_unknown_words", False) for model in models):
-            return sentences
-        sources = sample["net_input"].get("src_tokens")
-        if sources is not None and sources.dim() == 2:
-            for source, hypotheses in zip(sources.cpu(), sentences, strict=True):
-                for hypothesis in hypotheses:
-                    if (attention := hypothesis["attention"]) is not None and attention.numel():
-                        hypothesis["alignment"] = utils.extract_hard_alignment(
-                            attention.cpu().T, source, hypothesis["tokens"].cpu(), self.pad, self.eos
-                        )
-        return sentences
-
-    return generate_aligned
-
-
-def load_no_align_dict(load: Callable) -> Callable:
-    """Wrap ``utils.load_align_dict``: load nothing for ``"@@ "``, the value of ``--replace-unk`` without a file."""
-
-    @functools.wraps(load)
-    def load_align_dict(path):
-        return load("" if path == "@@ " else path)
-
-    return load_align_dict
-
-
-def replace_by_target(replace: Callable) -> Callable:
-    """Wrap ``utils.replace_unk``: pass the source word of each target word, not pairs."""
-
-    @functools.wraps(replace)
-    def replace_unk(hypo_str, src_str, alignment, align_dict, unk):
-        return replace(hypo_str, src_str, {target: source for source, target in alignment}, align_dict, unk)
-
-    return replace_unk
-
-
-# fairseq sets the beam size of a BART when a search is built, and keeps it. Then cross-attention uses the keys of one sentence for
-# as many sentences: in a later search with one hypothesis, and in a training with --eval-bleu, which builds its search first.
-def set_no_beam_size(set_beam_size: Callable) -> Callable:
-    """Wrap ``set_decoder_beam_size``, which the constructor of a search calls: leave the models as they are."""
-
-    @functools.wraps(set_beam_size)
-    def set_decoder_beam_size(self, beam_size):
-        if beam_size > 1 and any(model.training and hasattr(model, "set_beam_size") for model in self.models):
-            log_once(
-                "--eval-bleu: each sentence trains with its own source; stock fairseq would take that of another one, or fail"
-            )
-
-    return set_decoder_beam_size
-
-
-def search_with_its_own_beam(generate: Callable) -> Callable:
-    """Wrap ``generate`` of a search: its models have its beam size during the search alone."""
-
-    @functools.wraps(generate)
-    def generate_told(self, models, sample, **kwargs):
-        models_of_search = models or self.model.models  # online back-translation gives none
-        beamable = [model for model in models_of_search if self.beam_size > 1 and hasattr(model, "set_beam_size")]
-        for model in beamable:
-            model.set_beam_size(self.beam_size)
-        try:
-            return generate(self, models, sample, **kwargs)
-        finally:
-            for model in beamable:
-                model.set_beam_size(1)
-                # BART's encoder has got a method that repeats no states for hypotheses
-                vars(getattr(model, "encoder", model)).pop("reorder_encoder_out", None)
-
-    return generate_told
-
-
-def take_special_symbols(init: Callable) -> Callable:
-    """Wrap ``__init__`` of a dictionary with a mask: accept the argument that ``Dictionary.load`` passes, with its only value."""
-
-    @functools.wraps(init)
-    def __init__(self, *args, add_special_symbols=True, **kwargs):
-        init(self, *args, **kwargs)
-
-    return __init__
 
 
 def watch_gradients_of_tensors(add_hooks: Callable) -> Callable:
@@ -165,22 +62,6 @@ def watch_gradients_of_tensors(add_hooks: Callable) -> Callable:
             self.fhooks.append(module.register_forward_hook(watch))
 
     return add_hooks_of_tensors
-
-
-def quantise_on_any_device(emulate: Callable) -> Callable:
-    """Wrap ``emulate_int8_histogram``: the scale of 8 bits is found on the device of the tensor, not on a GPU."""
-
-    @functools.wraps(emulate)
-    def emulate_int8_histogram(w, scale=None, zero_point=None, bits=8):
-        if scale is None:
-            from torch.ao.quantization.observer import HistogramObserver
-
-            observer = HistogramObserver().to(w.device)
-            observer(w.float())
-            scale, zero_point = (number.to(w) for number in observer.calculate_qparams())
-        return emulate(w, scale, zero_point, bits)
-
-    return emulate_int8_histogram
 
 
 ON_CPU = "legacy_ddp", "no_c10d"
@@ -259,17 +140,6 @@ def quieten_warnings() -> None:
     warnings.filterwarnings("ignore", category=UserWarning, message="'pin_memory' argument is set as true")
     warnings.filterwarnings("ignore", category=UserWarning, module=r"hydra\.")
     warnings.filterwarnings("ignore", category=UserWarning, message=r"\n?'config' is validated against ConfigStore")
-
-
-def close_what_was_opened(close: Callable) -> Callable:
-    """Wrap ``__del__`` of a binarised dataset: do nothing if its file could not be opened."""
-
-    @functools.wraps(close)
-    def __del__(self):
-        with contextlib.suppress(AttributeError):  # its fields are set after the file is opened
-            close(self)
-
-    return __del__
 
 
 def multiply_by_onednn(original: Callable) -> Callable:

@@ -251,7 +251,7 @@ def test_no_attention_weights_are_computed_where_nothing_reads_them(mode, task, 
     assert calls == []
 
 
-@pytest.mark.parametrize("flags", [["--replace-unk"], ["--print-alignment"], []])
+@pytest.mark.parametrize("flags", [["--print-alignment"], []])
 def test_alignments_read_the_weights_of_the_last_layer(flags, task, source, target):
     from fairseq import options
 
@@ -307,8 +307,8 @@ def test_a_stock_state_lacks_only_mixing_which_keeps_its_start(preset, task):
 
 def test_layers_kept_of_a_stock_state_get_mixing(task):
     stock = shake(build(IWSLT, *SIZES, "--encoder-layers", 4, task=task)).state_dict()
-    flags = ["--encoder-layers-to-keep", "1,3", "--decoder-layers-to-keep", "1", *preset_flags("mixhead-b")]
-    args = arguments(f"lowrank_{IWSLT}", *SIZES, "--encoder-layers", 4, *flags)
+    args = arguments(f"lowrank_{IWSLT}", *SIZES, "--encoder-layers", 4, *preset_flags("mixhead-b"))
+    args.encoder_layers_to_keep, args.decoder_layers_to_keep = "1,3", "1"
     ours = task.build_model(args)
     ours.load_state_dict(stock, strict=True, model_cfg=args)
     assert (len(ours.encoder.layers), len(ours.decoder.layers)) == (2, 1)

@@ -147,10 +147,3 @@ def test_resume_names_the_flag_that_leaves_the_optimizer_out(train, refused, tmp
     assert "end of epoch 2" in log
     log = train(*MIXHEAD, *restore, "--reset-optimizer", "--reset-dataloader", folder="third")
     assert "end of epoch 1" in log
-
-
-def test_one_stack_can_be_shortened_alone(train, tmp_path):
-    layers = ["--encoder-layers", 2, "--decoder-layers", 2, "--max-epoch", 1]
-    train(*STOCK, *layers)
-    tune = ["--finetune-from-model", tmp_path / "run" / "checkpoint_last.pt", "--encoder-layers-to-keep", "1"]
-    assert "loading pretrained model from" in train(*STOCK, *layers, *tune, folder="other")

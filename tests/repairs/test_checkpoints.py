@@ -1,14 +1,11 @@
-"""Trainings write every checkpoint that is due, keep the best ones, and one side of a model can be shortened alone."""
+"""Trainings write every checkpoint that is due and keep the best ones."""
 
 import pytest
 
 pytest.importorskip("fairseq")
 
 import fairseq_cli.train
-import torch
 from fairseq import checkpoint_utils
-from omegaconf import OmegaConf
-from tiny_transformer import SIZES, arguments, build, make_task, shake
 
 TRAIN = [
     *("--cpu", "--optimizer", "adam", "--lr", "0.01", "--num-workers", "0", "--batch-size", "80", "--no-progress-bar"),
@@ -79,36 +76,3 @@ def test_best_checkpoints_are_kept(train, monkeypatch, values, kept, flags):
     names = train("--max-epoch", len(values), *flags)
     found = [name for name in names if name.startswith("checkpoint.best_loss_")]
     assert sorted(round(float(name[len("checkpoint.best_loss_") : -3])) for name in found) == kept
-
-
-@pytest.mark.parametrize("dataclass", [False, True], ids=["namespace", "DictConfig"])
-@pytest.mark.parametrize(("side", "other"), [("encoder", "decoder"), ("decoder", "encoder")])
-def test_layers_of_other_side_are_kept(arch, side, other, dataclass):
-    task = make_task()
-    whole = shake(build(*arch, *SIZES, task=task))
-    args = arguments(*arch, *SIZES, f"--{side}-layers-to-keep", "1")
-    model = task.build_model(args)
-    if dataclass:
-        args = OmegaConf.create({"_name": arch[0], **vars(args)}, flags={"allow_objects": True})
-        OmegaConf.set_struct(args, True)
-    model.load_state_dict(whole.state_dict(), strict=True, model_cfg=args)
-    old, new = whole.state_dict(), model.state_dict()
-    assert len(getattr(model, side).layers) == 1 and len(getattr(model, other).layers) == 2
-    for name, value in new.items():
-        assert value.equal(old[name.replace(f"{side}.layers.0", f"{side}.layers.1")])
-    assert args.encoder_layers_to_keep is args.decoder_layers_to_keep is None
-    setattr(args, f"{side}_layers_to_keep", "1")
-    model.load_state_dict(new, strict=True, model_cfg=args)
-    assert all(value.equal(new[name]) for name, value in model.state_dict().items())
-
-
-def test_layers_of_a_language_model_are_pruned_once():
-    """A training that resumes has the flag of its first command; a model that is loaded has the saved settings."""
-    state = {f"decoder.layers.{layer}.fc1.weight": torch.tensor(layer) for layer in range(3)}
-    cfg = OmegaConf.create({"_name": "transformer_lm", "decoder_layers": 3, "decoder_layers_to_keep": "0,2"})
-    OmegaConf.set_struct(cfg, True)
-    pruned = checkpoint_utils.prune_state_dict(state, cfg)
-    assert pruned == {"decoder.layers.0.fc1.weight": torch.tensor(0), "decoder.layers.1.fc1.weight": torch.tensor(2)}
-    assert cfg == {"_name": "transformer_lm", "decoder_layers": 2, "decoder_layers_to_keep": None}
-    cfg.decoder_layers_to_keep = "0,2"
-    assert checkpoint_utils.prune_state_dict(pruned, cfg) == pruned

@@ -76,21 +76,6 @@ def test_lowest_bleu_as_the_best_is_announced(warnings, caplog, flags, said):
     assert ("the lowest value counts as the best" in caplog.text) is said
 
 
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        (
-            '{"max-len-b":20,"beam":2}',
-            "a search has no setting 'max-len-b', so it is ignored. Did you mean 'max_len_b'?",
-        ),
-        ('{"max_len_b":20,"beam":2}', ""),
-    ],
-)
-def test_setting_of_bleu_that_no_search_has_is_named(warnings, caplog, arguments, line):
-    warnings(options.get_training_parser(), WORDS, f"{TRAIN} --eval-bleu-args {arguments}")
-    assert line in caplog.text and ("is ignored" in caplog.text) is bool(line)
-
-
 def test_missing_checkpoint_is_looked_for_in_the_save_folder(refusal, translation_data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run").mkdir()

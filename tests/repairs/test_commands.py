@@ -41,7 +41,7 @@ import fairseq_lowrank.plugin
 from fairseq import checkpoint_utils
 from fairseq_cli import train
 from fairseq.dataclass.configs import FairseqConfig
-sys.argv = ["fairseq-train", "/nothing", "--arch", "transformer", "--cpu", "--max-tokens", "9"]
+sys.argv = ["fairseq-train", "/nothing", "--arch", "transformer", "--cpu", "--restore-file", "/nothing.pt"]
 for call in (lambda: checkpoint_utils.load_checkpoint_to_cpu("nope.pt"), lambda: train.main(FairseqConfig()), train.cli_main):
     try:
         call()
@@ -61,7 +61,7 @@ def test_uncaught_exceptions_of_other_programs_are_pythons():
     )
 
 
-TRAIN = ["--user-dir", "fairseq_lowrank", "--arch", "transformer", "--cpu", "--max-tokens", 9, "-s", "de", "-t", "en"]
+TRAIN = ["--user-dir", "fairseq_lowrank", "--arch", "transformer", "--cpu", "--restore-file", "/nothing.pt"]
 
 
 @pytest.mark.parametrize("command", [["fairseq-train"], ["python", "-m", "fairseq_cli.train"]], ids=" ".join)
@@ -70,23 +70,22 @@ def test_command_ends_a_mistake_in_one_line(command, tmp_path):
     command = [where.with_name(command[0]), *command[1:]]
     done = run(*command, "/nothing", *TRAIN, "--save-dir", tmp_path / "saved")
     assert done.returncode == 2 and not (tmp_path / "saved").exists()
-    assert "Traceback" not in done.stderr and ": error: /nothing: " in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr and ": error: --restore-file /nothing.pt: " in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.usefixtures("quick_starts")
 def test_variable_shows_the_traceback_of_a_mistake():
     done = run(Path(sys.executable).with_name("fairseq-train"), "/nothing", *TRAIN, LOWRANK_TRACEBACK="1")
     assert done.returncode == 2
-    assert "Traceback" in done.stderr and ": error: /nothing: " in done.stderr.splitlines()[-1]
+    assert "Traceback" in done.stderr and ": error: --restore-file /nothing.pt: " in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.usefixtures("quick_starts")
 def test_command_shows_an_unexpected_exception_in_full(translation_data, tmp_path):
     """Its traceback, with the place in fairseq, and then one last line."""
     (tmp_path / "file").touch()
-    done = run(
-        Path(sys.executable).with_name("fairseq-train"), translation_data, *TRAIN, "--log-file", tmp_path / "file" / "x"
-    )
+    line = [*TRAIN[:-2], "--log-file", tmp_path / "file" / "x"]
+    done = run(Path(sys.executable).with_name("fairseq-train"), translation_data, *line)
     assert done.returncode == 1
     assert "Traceback" in done.stderr and "FileHandler" in done.stderr
     assert done.stderr.splitlines()[-1].startswith("fairseq-train: error: ")
@@ -195,4 +194,4 @@ except SystemExit as exit:
     codes = [json.loads((tmp_path / rank).read_text()) for rank in "01" if (tmp_path / rank).exists()]
     assert codes
     assert set(codes) == {2}
-    assert "worker.py: error: /nothing: " in done.stderr
+    assert "worker.py: error: --restore-file /nothing.pt: " in done.stderr

@@ -59,15 +59,6 @@ def test_training_says_once_how_many_sentences_validation_leaves_out(translation
     assert all("--eval-bleu" in line and "LOWRANK_ENABLE=whole-validation" in line for line in lines)
 
 
-@pytest.mark.parametrize(
-    ("multiple", "words"), [(24, "set 'valid' has 20 samples"), (248, "set 'train' has 240 samples")]
-)
-def test_training_on_too_few_samples_names_the_flag(translation_data, refusal, tmp_path, multiple, words):
-    flags = [*MODEL, *QUICKLY, "--save-dir", tmp_path, "--required-batch-size-multiple", multiple, "--max-tokens", 4000]
-    line = refusal("train", translation_data, *flags)
-    assert f"--required-batch-size-multiple {multiple}: " in line and words in line
-
-
 def test_generate_translates_and_counts_every_sentence(generate):
     hypotheses, said = generate()
     assert hypotheses == 12 and f"All 12 sentences are evaluated; {LEFT_OUT.format(4)}" in said

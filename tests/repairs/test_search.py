@@ -1,4 +1,4 @@
-"""Searches ban repeated n-grams, keep beams diverse and can limit each sentence by its own length."""
+"""Searches ban repeated n-grams and can limit each sentence by its own length."""
 
 import pytest
 
@@ -10,7 +10,6 @@ from fairseq.ngram_repeat_block import NGramRepeatBlock
 from fairseq.sequence_generator import SequenceGenerator
 from tiny_transformer import SIZES, build, make_task, sentences, shake
 
-from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.repairs import patches
 from fairseq_lowrank.repairs.patch import locate
 from fairseq_lowrank.repairs.search import log_once
@@ -33,7 +32,7 @@ def model(request):
     return shake(build(arch, *SIZES, *flags, task=make_task()))
 
 
-def batch(*lengths, ids=None):
+def batch(*lengths):
     """Return a batch of sentences; a sentence of the same length has the same words in every batch."""
     dictionary = make_task().source_dictionary
     rows = [sentences(dictionary, length, left_pad=True) for length in lengths]
@@ -41,7 +40,7 @@ def batch(*lengths, ids=None):
     for target, row in zip(source, rows, strict=True):
         target[-row.numel() :] = row
     net_input = {"src_tokens": source, "src_lengths": source.ne(dictionary.pad()).sum(1)}
-    return {"id": torch.tensor(ids or range(len(rows))), "net_input": net_input}
+    return {"id": torch.arange(len(rows)), "net_input": net_input}
 
 
 def generate(model, sample, **options):
@@ -90,56 +89,6 @@ def test_ngram_block_logs_that_it_bans(caplog):
     assert caplog.text.count("--no-repeat-ngram-size 2") == 1
 
 
-@pytest.mark.parametrize("ids", [(2, 0, 3, 1), (70, 5, 81, 9)], ids=["permuted", "beyond the batch"])
-def test_diverse_beams_depend_on_no_id(model, ids, caplog):
-    dictionary = make_task().target_dictionary
-
-    def found(sample):
-        strategy = search.DiverseBeamSearch(dictionary, num_groups=2, diversity_strength=2.0)
-        return generate(model, sample, search_strategy=strategy)
-
-    alone = [found(batch(length))[0] for length in LENGTHS]
-    with caplog.at_level("INFO"):
-        assert found(batch(*LENGTHS)) == alone
-        assert not caplog.messages
-        assert found(batch(*LENGTHS, ids=ids)) == alone
-    assert caplog.text.count("--diverse-beam-groups") == 1
-
-
-def test_diverse_beams_keep_their_overlaps_when_sentences_leave():
-    dictionary, kept = make_task().target_dictionary, torch.tensor([1, 3])
-    lprobs = torch.randn(3, 4, 4, len(dictionary)).log_softmax(-1)
-    lprobs[0, 3] = lprobs[0, 3, 0]  # all groups of this sentence choose the same words, so that its overlaps are large
-
-    def steps(batch, later):
-        """Return the last step of a batch from which all sentences but ``later`` leave after the first step."""
-        strategy = search.DiverseBeamSearch(dictionary, num_groups=2, diversity_strength=0.5)
-        scores = torch.zeros(len(batch), 4, 0)
-        for step, rows in enumerate((batch, batch[later], batch[later])):
-            if step == 1:
-                strategy.prune_sentences(later)
-                scores = scores[later]
-            previous = torch.zeros(4 * len(rows), step + 1).long()
-            found = strategy.step(step, lprobs[step, rows], scores, previous, rows)
-            scores = torch.cat((scores, found[0][:, :4, None]), dim=2)
-        return [tensor.tolist() for tensor in (*found, strategy.group_overlap)]
-
-    assert steps(torch.arange(4), kept) == steps(kept, torch.arange(2))
-
-
-def test_diverse_beams_compile():
-    dictionary = make_task().target_dictionary
-    strategy = search.DiverseBeamSearch(dictionary, num_groups=2, diversity_strength=2.0)
-    lprobs, previous = torch.randn(2, 2, 4, len(dictionary)).log_softmax(-1), torch.zeros(8, 1).long()
-    ids = torch.tensor([70, 5])
-    found = []
-    for module in (strategy, torch.jit.script(strategy)):
-        first = module.step(0, lprobs[0], torch.zeros(2, 4, 0), previous, ids)
-        second = module.step(1, lprobs[1], first[0][:, :4, None], previous, ids)
-        found.append([tensor.tolist() for tensor in (*first, *second)])
-    assert found[0] == found[1]
-
-
 @pytest.fixture
 def own_length_limit(monkeypatch):
     for patch in patches.PATCHES:
@@ -185,10 +134,3 @@ def test_own_length_limit_keeps_constraints(model, own_length_limit):
     )
     found = generator.generate([model], batch(9, 5), constraints=torch.tensor([[1, word, 0]] * 2))
     assert all(word in best[0]["tokens"] for best in found)
-
-
-def test_sampling_refuses_more_words_than_the_vocabulary():
-    dictionary = make_task().target_dictionary
-    search.Sampling(dictionary, sampling_topk=len(dictionary))
-    with pytest.raises(UserError, match="--sampling-topk 1000: the vocabulary has"):
-        search.Sampling(dictionary, sampling_topk=1000)

@@ -4,9 +4,9 @@ import pytest
 
 pytest.importorskip("fairseq")
 
-from fairseq_lowrank.repairs import checkpoints, patch, search, subwords
+from fairseq_lowrank.repairs import checkpoints, patch, search
 
-TABLE = (*search.PATCHES, *checkpoints.PATCHES, *subwords.PATCHES)
+TABLE = (*search.PATCHES, *checkpoints.PATCHES)
 FIXES = sorted({each.name for each in TABLE if each.group == "fix"})
 
 
