@@ -84,7 +84,7 @@ def test_variable_shows_the_traceback_of_a_mistake():
 def test_command_shows_an_unexpected_exception_in_full(translation_data, tmp_path):
     """Its traceback, with the place in fairseq, and then one last line."""
     (tmp_path / "file").touch()
-    line = [*TRAIN[:-2], "--log-file", tmp_path / "file" / "x"]
+    line = [*TRAIN[:-2], "--max-tokens", 9, "--log-file", tmp_path / "file" / "x"]
     done = run(Path(sys.executable).with_name("fairseq-train"), translation_data, *line)
     assert done.returncode == 1
     assert "Traceback" in done.stderr and "FileHandler" in done.stderr
