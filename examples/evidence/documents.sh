@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What: The headline claims of the documents in byte language models: width against heads, rank of the embedding, shared heads.
-# Table: An experiment of this project, with predictions: docs/evidence/documents.md.
+# Table: An experiment of this project, with predictions: `python -m experiments tables documents`.
 # Result: Bits per byte, each row at its best rate. Without ROWS the recipe chooses the rates: it trains what
 #   `python -m experiments.evidence.documents` prints, until that prints nothing. Call it again to continue.
 # Time: 260 trainings of the 195 rows and five further seeds, about 10 hours on one core.

@@ -48,7 +48,10 @@ def scored(file: str, table: str, better: str, worse: str) -> list[float]:
 
 
 def answers() -> dict[str, str]:
-    """Return the label of each question of docs/evidence.md, by its number and what it is about."""
+    """Return the label of each question of docs/evidence.md, by its number and what it is about.
+
+    A label is computed from the contrast that the answer states, and from no other.
+    """
     matrices, points, decoding = "evidence-matrices.jsonl.gz", "evidence-nearest-point.jsonl", "evidence-decoding.jsonl"
     bert = "published-bert-all-MiniLM-L6-v2/sentence-polarity"
     return {
@@ -64,19 +67,16 @@ def answers() -> dict[str, str]:
         "2, before the softmax": label({"8 heads": controlled(points, "nearest-point", "h8-mha", "h8-score-mixing")}),
         "2, after the softmax": label(
             {
-                f"{heads} heads": controlled(points, "nearest-point", f"h{heads}-mha", f"h{heads}-mixhead-a")
-                for heads in (8, 4, 2)
+                f"one pattern, {heads} heads": controlled(
+                    matrices, "matrices", f"n16-shared-h{heads}-mha", f"n16-shared-h{heads}-mixhead-a"
+                )
+                for heads in (8, 16, 32)
             }
         ),
-        "3": label({"32 heads of 4": trained("language-model", "h32-mha-6000", "h4-mha-6000")}),
-        "4, 4 heads": label(
-            {
-                "one rate": trained("fast-start", "h4-mha-2e-3", "h4-gain-x4-2e-3", "fit"),
-                "two rates": trained("fast-start", "h4-mixhead-a-x2-2e-3", "h4-gain-x8-2e-3", "fit"),
-            }
-        ),
+        "3": label({"32 heads of 4": trained("language-model", "h32-mha-3e-3", "h4-mha-6e-3")}),
+        "4, 4 heads": label({"4 heads of 32": trained("fast-start", "h4-mixhead-a-2e-3", "h4-gain-x4-2e-3", "fit")}),
         "4, 32 heads": label(
-            {"32 heads of 4": trained("fast-start", "h32-common-mode-2e-3", "h32-mixhead-a-2e-3", "fit")}
+            {"32 heads of 4": trained("fast-start", "h32-mixhead-a-2e-3", "h32-gain-x32-2e-3", "fit")}
         ),
         "5": label({"polarity": scored("evidence.jsonl", bert, "mixhead-b", "mha")}),
         "6, decoding": label(

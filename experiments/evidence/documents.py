@@ -17,7 +17,8 @@ from statistics import fmean
 from typing import NamedTuple
 
 from experiments.engine import finished
-from experiments.evidence.lines import RESULTS
+from experiments.evidence import confidence
+from experiments.evidence.lines import RESULTS, differences, values
 from fairseq_lowrank.tools.reporting.statistics import equivalence_p, student
 
 FILE = RESULTS / "evidence-documents.jsonl"
@@ -30,11 +31,13 @@ MARGIN = 0.04
 """Bits below which nothing is claimed; the margin of equivalence tests."""
 
 GROUPS = {
-    "width": ("a", "b", "8-heads", "e", "2-heads", "4-heads", "16-heads"),
-    "depth": ("wide-r4", "deep-r4", "wide-rfull", "deep-rfull", "wide-r16", "deep-r16"),
+    "width": ("a", "b", "8-heads", "e"),
+    "depth": ("wide-r4", "deep-r4", "wide-rfull", "deep-rfull"),
     "sharing": tuple(
         f"h{heads}-{name}" for heads in (4, 16) for name in ("mha", "mhe-mul", "sha", "narrow", "mhe-add")
     ),
+    "width more": ("2-heads", "4-heads", "16-heads"),
+    "depth more": ("wide-r16", "deep-r16"),
     "sharing more": ("h4-mqa", "h4-skv", "h4-el"),
 }
 """Rows in the order of their value: all trainings of a group come before the next one."""
@@ -177,29 +180,203 @@ def by_seed(contrast: Contrast, found: Losses) -> list[float]:
     return [sum(weight * rows[name][seed] for name, weight in contrast.weights.items()) for seed in sorted(common)]
 
 
-def verdict(contrast: Contrast, values: list[float]) -> str:
+def verdict(contrast: Contrast, measured: list[float]) -> str:
     """Return what follows from a contrast: a side of 0 above the margin, equality within it, or nothing."""
-    low, high = student(values)[:2]
+    low, high = student(measured)[:2]
     if low is None or high is None:
-        return "not tested" if not values else "one seed"
-    if low * high > 0 and abs(fmean(values)) >= MARGIN:
+        return "not tested" if not measured else "one seed"
+    if low * high > 0 and abs(fmean(measured)) >= MARGIN:
         return contrast.above if low > 0 else contrast.below
-    if (equivalence_p(values, MARGIN) or 0) < 0.05:
+    if (equivalence_p(measured, MARGIN) or 0) < 0.05:
         return f"equal within {MARGIN}"
     return f"no claim below {MARGIN}" if low * high > 0 else "not decided"
 
 
+MATRICES = "evidence-matrices.jsonl.gz"
+SMALL = "byte model, 4 layers, d 128, 2,000 updates"
+NOT_TESTED = "*not tested*"
+
+
+class Claim(NamedTuple):
+    """A headline claim: the document, its words with its numbers, what was compared here, in what size, and the differences.
+
+    ``settings`` has the differences by seed of each setting; the first is shown, and all give the label. With ``ratio`` they are
+    logarithms, and the ratio is shown.
+    """
+
+    document: str
+    says: str
+    here: str = ""
+    size: str = ""
+    settings: Mapping[str, list[float]] = {}
+    ratio: bool = False
+
+
+def claims(found: Losses) -> list[Claim]:
+    """Return the claims of the five documents."""
+    planned = {contrast.text: by_seed(contrast, found) for contrast in CONTRASTS}
+
+    def byte_model(text: str, size: str) -> dict:
+        return {"here": text, "size": size, "settings": {text: planned[text]}}
+
+    def errors(worse: str, better: str, *heads: int, length: int = 16) -> dict[str, list[float]]:
+        rows = {count: [f"n{length}-shared-h{count}-{name}" for name in (worse, better)] for count in heads}
+        return {f"{count} heads": log_ratio(*pair) for count, pair in rows.items()}
+
+    primer, fixedhead, vocabulary = "Primer", "FixedHead (2020)", "Vocabulary bottleneck (2021)"
+    mixhead, mhe = "Mixhead (2022)", "MHE (poster)"
+    width, depth, sharing = "4 layers, 398,000 weights", "395,000 weights", "4 layers, d 64"
+    translation = "3+3 layers, d 128, post-norm, one rate"
+    bert = "published-bert-all-MiniLM-L6-v2/sentence-polarity"
+    return [
+        Claim(primer, "heads learn different relations"),
+        Claim(fixedhead, "the scores of LM1B, SQuAD and MNLI"),
+        Claim(vocabulary, "the losses of figures 1 to 4"),
+        Claim(
+            fixedhead,
+            "a head smaller than n cannot represent every pattern (theorem 1)",
+            "error of heads of 8 ÷ heads of 16",
+            "one layer, n 16",
+            errors("mha", "fixedhead", 8, 16),
+            True,
+        ),
+        Claim(
+            fixedhead,
+            "more heads of the same d are worse (SQuAD 90.89 F1 with 8, 90.45 with 32)",
+            "32 heads of 4 − 4 of 32, bits, each at its best rate",
+            SMALL,
+            {"": confidence.trained("language-model", "h32-mha-3e-3", "h4-mha-6e-3")},
+        ),
+        Claim(fixedhead, "d 512 with large heads matches d 1024", **byte_model(CONTRASTS[3].text, width)),
+        Claim(fixedhead, "it is not the number of weights", **byte_model(CONTRASTS[2].text, width)),
+        Claim(vocabulary, "h·d_k above d wastes weights (T5-11B: 45 %)", **byte_model(CONTRASTS[0].text, width)),
+        Claim(
+            vocabulary, "a rank below d costs (ALBERT: 25 % of the size)", **byte_model("wide: rank 4 − full", depth)
+        ),
+        Claim(
+            vocabulary,
+            "a low rank favours depth over width",
+            **byte_model("(wide − deep at rank 4) − (wide − deep at full rank)", depth),
+        ),
+        Claim(
+            mixhead,
+            "mixing after the softmax breaks the low-rank bottleneck",
+            "squared error of `mha` − `mixhead-a`, task of rank 32; before the softmax: 0.803",
+            "one layer, 8 heads of 4",
+            {"": _plain("nearest-point", "h8-mha", "h8-mixhead-a", "evidence-nearest-point.jsonl")},
+        ),
+        Claim(mixhead, "the scores of tables 1 to 10"),
+        Claim(
+            mixhead,
+            "lower perplexity of language models (WikiText-103: 29.78 to 28.86)",
+            "`mha` − `mixhead-a`, bits, 32 heads of 4, one rate",
+            SMALL,
+            {"": confidence.trained("language-model", "h32-mha", "h32-mixhead-a")},
+        ),
+        Claim(
+            mixhead,
+            "sigsoftmax is better than softmax (29.61 and 29.78)",
+            "error of sigsoftmax ÷ softmax, heads of n/4",
+            "one layer, n 32, 8 heads of 8",
+            errors("sigsoftmax", "mha", 8, length=32),
+            True,
+        ),
+        Claim(
+            mixhead,
+            "sigsoftmax with Mixhead A (28.93) is no better than Mixhead A (28.86)",
+            "the same, both with `mixhead-a`",
+            "one layer, n 32, 8 heads of 8",
+            errors("sigsoftmax-mixhead-a", "mixhead-a", 8, length=32),
+            True,
+        ),
+        Claim(
+            mixhead,
+            "translation trains faster",
+            "`mha` − `mixhead-a`, bits of training loss, 4 heads",
+            translation,
+            {"": confidence.trained("fast-start", "h4-mha-2e-3", "h4-mixhead-a-2e-3", "fit")},
+        ),
+        Claim(
+            mixhead,
+            "because heads are mixed (a conjecture)",
+            "`gain`, which cannot mix, at 4 times the rate − `mixhead-a`",
+            translation,
+            {"": confidence.trained("fast-start", "h4-gain-x4-2e-3", "h4-mixhead-a-2e-3", "fit")},
+        ),
+        Claim(
+            mixhead,
+            "ten joined sentences: BLEU 34.5, baseline below 1",
+            "`mixhead-a` − `mha`, BLEU",
+            "3+3 layers, d 128",
+            {"": _plain("joined-by-ten", "mixhead-a-paper", "mha-paper", "evidence.jsonl")},
+        ),
+        Claim(
+            mixhead,
+            "a fine-tuned BERT gains on GLUE",
+            "`mixhead-b` − `mha`, points of polarity",
+            "MiniLM, 6 layers, d 384",
+            {"": _plain(bert, "mixhead-b", "mha", "evidence.jsonl")},
+        ),
+        Claim(
+            mhe,
+            "head embeddings beat a single shared head (PRR 98.3 and 96.7)",
+            **byte_model("4 heads: `sha` − `mhe-mul`", sharing),
+        ),
+        Claim(mhe, "and use weights well (PEoP 5.53)", **byte_model("4 heads: `mhe-mul` − `narrow`", sharing)),
+        Claim(mhe, "the scores of GLUE, SQuAD and WMT'14"),
+    ]
+
+
+def log_ratio(first: str, second: str) -> list[float]:
+    """Return by seed the logarithm of the error of one row of known matrices over that of another."""
+    one, other = (
+        values("matrices", row, file=MATRICES) | values("matrices", row, file=FILE.name) for row in (first, second)
+    )
+    return [math.log(one[seed] / other[seed]) for seed in sorted(one.keys() & other.keys())]
+
+
+def _plain(table: str, first: str, second: str, file: str) -> list[float]:
+    return differences([first, second], table=table, file=file)
+
+
+def claims_table(found: Losses) -> Iterable[list[str]]:
+    """Yield the cells of each claim: document, its words, what was compared, in what size, the interval, and the label."""
+    for claim in claims(found):
+        shown = next(iter(claim.settings.values()), [])
+        label = confidence.label(claim.settings) if len(shown) > 1 else NOT_TESTED
+        yield [
+            claim.document,
+            claim.says,
+            claim.here or "–",
+            claim.size or "–",
+            mean_and_interval(shown, ratio=claim.ratio),
+            label,
+        ]
+
+
+def mean_and_interval(measured: list[float], *, ratio: bool = False) -> str:
+    """Return the mean with the 95 % t interval; with ``ratio`` the measured are logarithms, and all is taken to ratios."""
+    if not measured:
+        return "–"
+    low, high = student(measured)[:2]
+    shown = [fmean(measured), *(() if low is None or high is None else (low, high))]
+    if ratio:
+        mean, *ends = (f"{one:,.0f}" if one >= 10 else f"{one:.2f}" for one in map(math.exp, shown))
+    else:
+        mean, *ends = (f"{value:z.3f}".replace("-", "−") for value in shown)
+    return f"{mean} ({' … '.join(ends)})" if ends else mean
+
+
 def losses_table(found: Losses) -> Iterable[list[str]]:
-    """Yield the cells of each row: name, best rate, loss at 2,000 and at 6,000 updates, seeds, weights, and its time."""
+    """Yield the cells of each row: name, best rate, bits after 2,000 and 6,000 updates, seeds, weights, bytes a second."""
     for group, names in GROUPS.items():
         for name in (f"{group.split()[0]}-{one}" for one in names):
             rate, missing = choose_rate(name, found)
             if missing:
-                yield [f"`{name}`", "not trained" if not rate else f"not chosen yet ({rate})", *["–"] * 5]
+                yield [f"`{name}`", f"{rate or 'none'} so far", *["–"] * 5]
                 continue
             row = found[f"{name}-{rate}"]
             tested, longer = bits(name, found), bits(name, found, "-6000")
-            speed = fmean(line["tokens_per_second"] for line in row.values())
             yield [
                 f"`{name}`",
                 rate + ", the end of the grid" * (rate in (RATES[0], RATES[-1])),
@@ -207,24 +384,43 @@ def losses_table(found: Losses) -> Iterable[list[str]]:
                 f"{fmean(longer.values()):.3f}" if longer else "–",
                 str(len(tested)),
                 f"{row[RATE_SEED]['parameters']:,}",
-                f"{speed:,.0f}",
+                f"{max(line['tokens_per_second'] for line in row.values()):,}",
             ]
 
 
-def table(found: Losses) -> Iterable[list[str]]:
+def contrasts_table(found: Losses) -> Iterable[list[str]]:
     """Yield the cells of each contrast: its text, seeds, mean with the 95 % t interval, p of equality, and the verdict."""
     for contrast in CONTRASTS:
-        values = by_seed(contrast, found)
-        low, high = student(values)[:2]
-        mean = f"{fmean(values):.3f}" if values else "–"
-        p = equivalence_p(values, MARGIN)
-        yield [
-            contrast.text,
-            str(len(values)),
-            (mean if low is None else f"{mean} ({low:.3f} … {high:.3f})").replace("-", "−"),
-            "–" if p is None else f"{p:.3f}",
-            verdict(contrast, values),
-        ]
+        measured = by_seed(contrast, found)
+        p = equivalence_p(measured, MARGIN)
+        shown = "–" if p is None else f"{p:.3f}"
+        yield [contrast.text, str(len(measured)), mean_and_interval(measured), shown, verdict(contrast, measured)]
+
+
+def sigsoftmax_table(found: Losses) -> Iterable[list[str]]:
+    """Yield for each size of known matrices the errors of softmax, and the ratios of sigsoftmax to softmax."""
+    for length in (16, 32):
+        for heads in (2, 4, 8):
+            at = f"n{length}-shared-h{heads}"
+            pairs = [(f"{at}-sigsoftmax{end}", at + (end or "-mha")) for end in ("", "-mixhead-a")]
+            ratios = [mean_and_interval(log_ratio(*pair), ratio=True) for pair in pairs]
+            size = f"n {length}, {heads} × {64 // heads}"
+            yield [size, "yes" if 64 // heads < length - 1 else "no", *ratios, str(len(log_ratio(*pairs[0])))]
+
+
+TABLES = {
+    ("document", "it says", "compared here", "size", "result", "label"): claims_table,
+    ("heads × size", "too small", "sigsoftmax ÷ softmax", "both with `mixhead-a`", "seeds"): sigsoftmax_table,
+    ("row", "best rate", "2,000 updates", "6,000 updates", "seeds", "weights", "bytes a second"): losses_table,
+    ("contrast", "seeds", "bits", "p of equality", "verdict"): contrasts_table,
+}
+"""The tables of docs/evidence/documents.md by their columns."""
+
+
+def markdown(columns: tuple[str, ...]) -> str:
+    """Return one of :data:`TABLES` in Markdown."""
+    rows = (columns, ["---"] * len(columns), *TABLES[columns](read()))
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
 def main() -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from functools import partial
 from statistics import fmean
 
 from experiments.controlled.runs import geometric_mean
-from experiments.evidence import leads, measure, published_models, slowdown
+from experiments.evidence import documents, leads, measure, published_models, slowdown
 from experiments.evidence.lines import RESULTS, ROOT, differences, lines, values
 from fairseq_lowrank.tools.measuring.verdict import TOLERANCE
 from fairseq_lowrank.tools.reporting.statistics import student
@@ -140,6 +141,7 @@ def need(model: str) -> Row:
 
 
 TABLES: dict[str, dict[tuple[str, ...], Filler]] = {
+    "documents": {columns: whole(partial(documents.markdown, columns)) for columns in documents.TABLES},
     "heads": {("method", "nearest point, 8 × 4"): each(held)},
     "language-models": {("row", "m at 2,000"): each(language_model), ("row", "best rate"): each(tuned)},
     "translation": {("row", "4 heads of 32", "32 heads of 4"): whole(leads.markdown)},

@@ -19,7 +19,7 @@ from statistics import fmean, median
 
 from experiments.controlled import regression
 from experiments.controlled.runs import geometric_mean
-from experiments.evidence import measure, pages, predictions, published_models, slowdown
+from experiments.evidence import documents, measure, pages, predictions, published_models, slowdown
 from experiments.evidence.lines import PLANNED, RESULTS, ROOT, differences, lines, values
 from fairseq_lowrank.tools.reporting import comparison, contrasts, papers
 from fairseq_lowrank.tools.reporting.statistics import equivalence_p, holm, student
@@ -537,6 +537,10 @@ SECTIONS: dict[str, tuple[str, list[Callable[[], list[str]]]]] = {
             partial(damping, "joined-by-four-"),
             partial(spectra, *(f"h32-mixhead-a-seed{seed}" for seed in (1, 2, 3))),
         ],
+    ),
+    "documents": (
+        "claims of five documents, and byte models that test them",
+        [lambda: [documents.markdown(columns) for columns in documents.TABLES]],
     ),
     "fast-start": (
         "translation at four rates, with controls and gates",
