@@ -137,11 +137,8 @@ def test_every_command_of_a_recipe_is_one_that_fairseq_accepts(recipe, name, smo
         assert last["--log-format"] == "json"
         ends = [int(value) for flag, value in pairwise(command) if flag == "--max-update"]
         assert smoke or ends == sorted(ends)  # a report takes a run that has fewer than its flags say for one cut short
-    scoring = [
-        command
-        for name in ("generate", "eval-lm", "validate", "lowrank")
-        for command in commands(output, f"fairseq-{name}")
-    ]
+    programs = ("fairseq-generate", "fairseq-eval-lm", "fairseq-validate", "python")
+    scoring = [command for program in programs for command in commands(output, program)]
     # of what is fine-tuned the pre-training is not scored
     scored = [command for command in training if "--finetune-from-model" in command] or training
     assert len(scoring) >= len(scored)
@@ -162,8 +159,8 @@ def test_a_published_bert_is_imported_and_gives_the_sizes(recipe, name, corpus, 
     publish(folder)
     (folder / "model.safetensors").unlink()  # a dry run reads the configuration alone
     said = recipe(name, BERT=folder, SMOKE=smoke).stdout
-    (imported,) = commands(said, "fairseq-lowrank")[:1]
-    assert imported[:2] == ["import-bert", str(folder)]
+    (imported,) = commands(said, "python")[:1]
+    assert imported[:5] == ["-m", "experiments", "bert", "import", str(folder)]
     training = commands(said, "fairseq-train")
     output = imported[imported.index("--output") + 1]
     assert all(f"{output}/model.pt" in command for command in training)

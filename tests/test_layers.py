@@ -104,7 +104,7 @@ def test_no_two_parts_of_the_package_import_each_other():
         found = (name.split(".")[1] for name in imports(file) if name.startswith("fairseq_lowrank."))
         graph[own] |= parts & {*found} - {own}
     order = [*graphlib.TopologicalSorter(graph).static_order()]
-    assert order.index("repairs") < order.index("plugin") < order.index("models") < order.index("tools")
+    assert order.index("repairs") < order.index("plugin") < min(order.index("models"), order.index("tools"))
 
 
 DRAWING = ("matplotlib", "scipy", "sklearn", "fairseq_lowrank.tools.pictures")

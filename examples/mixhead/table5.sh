@@ -7,7 +7,7 @@
 #   available to us.
 #
 #   BERT=bert-base-uncased examples/mixhead/table5.sh     the download, in transformers' layout
-#   fairseq-lowrank import-bert bert-base-uncased --output "${LOWRANK_WORK:-$HOME/.cache/fairseq_lowrank}/bert-base"   or once, for runs without BERT
+#   python -m experiments bert import bert-base-uncased --output "${LOWRANK_WORK:-$HOME/.cache/fairseq_lowrank}/bert-base"   or once, for runs without BERT
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"
 PAPER=mixhead TABLE=table5 CORPUS=brown-bpe2000 SPLIT=valid

@@ -118,7 +118,7 @@ def glue(args: argparse.Namespace) -> Path:
     """Prepare a task of GLUE (Wang et al., 2018), from the files of gluebenchmark.com.
 
     MNLI's matched and mismatched parts become valid and valid1, test and test1. The test parts have no labels:
-    `fairseq-lowrank predict` writes the files for the server. MRPC is not in GLUE's archives; the benchmark's download script
+    `python -m experiments bert predict` writes the files for the server. MRPC is not in GLUE's archives; the benchmark's download script
     makes its files from Microsoft's. The diagnostic set is not used.
     """
     published = TASKS[args.task]

@@ -6,12 +6,12 @@ import argparse
 from pathlib import Path
 
 from experiments.corpora.corpus import Argument, work_folder
+from experiments.corpora.cutting import Cutter
 from experiments.corpora.fetch import PIECES, has_begun, sha256
 from experiments.corpora.text import BytePieces
+from experiments.corpora.wordpieces import WordPieces
 from fairseq_lowrank.files import whole_file
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.tools.cutting import Cutter
-from fairseq_lowrank.tools.wordpieces import WordPieces
 
 PIECES_OF = Argument(
     "--pieces-of",
@@ -26,7 +26,7 @@ BERT = Argument(
     value="[A-Za-z0-9][A-Za-z0-9._-]*",
     shown=lambda folder: Path(folder).resolve().name,
     metavar="DIR",
-    help="folder of a published BERT, made by `fairseq-lowrank import-bert`, or its name in $LOWRANK_WORK; its word pieces are "
+    help="folder of a published BERT, made by `python -m experiments bert import`, or its name in $LOWRANK_WORK; its word pieces are "
     "used without --pieces-of (default: bert-base)",
 )
 
@@ -57,7 +57,7 @@ def load_cutter_and_dictionary(args: argparse.Namespace) -> tuple[Cutter, Path]:
                 "after scripts/prepare.sh brown-bpe8000."
             )
         raise UserError(
-            f"{folder} has no wordpieces.json and dict.txt. Make them from a published BERT with fairseq-lowrank import-bert FOLDER "
+            f"{folder} has no wordpieces.json and dict.txt. Make them from a published BERT with python -m experiments bert import FOLDER "
             f"--output {folder}, give their folder with --bert, or use the subwords of a corpus: --pieces-of brown-bpe8000."
         )
     if not has_begun(args.output):

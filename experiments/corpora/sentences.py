@@ -28,7 +28,7 @@ class SentenceTask:
     Args:
         name: the task's name in tables.
         labels: the labels in the order of the model's classes; empty if the target is a number.
-        measures: names in :data:`fairseq_lowrank.tools.task_scores.MEASURES`; their mean is the task's score, as in GLUE.
+        measures: names in :data:`experiments.bert.task_scores.MEASURES`; their mean is the task's score, as in GLUE.
         server: for each split without labels, the name of the file for the benchmark's server.
         answers: the labels in that file, if they differ.
         names: the names of splits' scores, if they differ from `name`.

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.corpora.corpus import Argument, Corpus
+from experiments.corpora.cutting import IN_PARAGRAPHS, Cutter, words
 from experiments.corpora.fetch import gather, make
 from experiments.corpora.pieces import BERT, PIECES_OF, load_cutter_and_dictionary
 from experiments.corpora.sentences import binarise_splits, write_task
 from experiments.corpora.steps import check_settings
 from fairseq_lowrank.files import read_lines, whole_file, whole_folder
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.tools.cutting import IN_PARAGRAPHS, Cutter, words
 
 URL = "https://rajpurkar.github.io/SQuAD-explorer/dataset/"
 

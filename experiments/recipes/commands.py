@@ -95,9 +95,9 @@ class Commands:
 
 
 def program(words: Sequence[str]) -> list[str]:
-    """Return the words that start a command: ours by its module, because the package may not be installed."""
+    """Return the words that start a command, with this process's Python for modules."""
     name, *arguments = words
-    return [sys.executable, "-m", "fairseq_lowrank.cli", *arguments] if name == "fairseq-lowrank" else [*words]
+    return [sys.executable, *arguments] if name == "python" else [*words]
 
 
 def follow(process: subprocess.Popen, said, label: str, every: float = INTERVAL) -> int:

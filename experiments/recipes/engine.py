@@ -169,12 +169,12 @@ class RecipeEngine(Engine[Run]):
             output = run.published.parent
             if not self.settings.dry_run:
                 output.parent.mkdir(parents=True, exist_ok=True)
-            words = ["fairseq-lowrank", "import-bert", str(self.settings.bert), "--output", str(output), "--force"]
-            self.commands(words, Path(f"{output}.log"))
+            words = ["python", "-m", "experiments", "bert", "import", str(self.settings.bert)]
+            self.commands([*words, "--output", str(output), "--force"], Path(f"{output}.log"))
             self.imported = True
         if run.published and not (self.settings.dry_run or run.published.is_file()):
             raise UserError(
-                f"{run.published} does not exist. Make it from a published BERT: fairseq-lowrank import-bert FOLDER --output "
+                f"{run.published} does not exist. Make it from a published BERT: python -m experiments bert import FOLDER --output "
                 f"{run.published.parent}"
             )
         return bool(run.published)

@@ -158,13 +158,13 @@ class Recipe:
         """Let rows that start from a published model start from another one, in a table named for it.
 
         Args:
-            folder: a published BERT in transformers' layout, which `import-bert` reads.
+            folder: a published BERT in transformers' layout, which `python -m experiments bert import` reads.
             work: where its checkpoint will be.
 
         Raises:
             ValueError: the folder holds no BERT, or no row starts from a published model.
         """
-        from fairseq_lowrank.tools.fairseq.published_bert import check_config, model_flags, present
+        from experiments.bert.published import check_config, model_flags, present
 
         config = read_json(present(folder / "config.json"))
         check_config(config, folder)

@@ -91,18 +91,9 @@ def score_fine_tuning(run: Run, settings: Settings, execute: Execute) -> dict:
     """Return the task's measures on all splits except training, and write predictions for a benchmark's server."""
     data, output = run.bin, run.folder / "predictions"
     splits = [split for split in ("valid", "valid1", "test", "test1") if any(data.glob(f"*/{split}.*"))] or ["valid"]
-    words = [
-        "fairseq-lowrank",
-        "--user-dir",
-        str(run.plugin),
-        "predict",
-        str(run.best),
-        "--data",
-        str(data),
-        "--subset",
-        *splits,
-    ]
-    execute_from_scratch(execute, [*words, "--output", str(output)], run.folder / "predict.out", settings)
+    words = ["python", "-m", "experiments", "bert", "predict", str(run.best), "--user-dir", str(run.plugin)]
+    words += ["--data", str(data), "--subset", *splits, "--output", str(output)]
+    execute_from_scratch(execute, words, run.folder / "predict.out", settings)
     return {} if settings.dry_run else read_scores(output / "scores.json")
 
 
@@ -150,7 +141,7 @@ def losses(run: Run, fit: int) -> dict[str, dict]:
 
 
 def read_scores(path: Path) -> dict:
-    """Return the scores of `fairseq-lowrank predict`: `value` is on the test part, or on validation if test has no labels.
+    """Return the scores of `python -m experiments bert predict`: `value` is on the test part, or on validation if test has no labels.
 
     `scores` has the scores of further parts, the exact match of answers, and the parts of a mean (such as `mrpc-f1`, which papers
     print). `measures` has all measures.

@@ -40,17 +40,25 @@ GROUPS = (
     Group(
         "Train",
         "launch --workers 2 -- fairseq-train DATA --arch ARCH …",
-        ("launch", "hydra-train", "import-bert", "wordpieces", "user-dir"),
+        ("launch", "hydra-train", "user-dir"),
     ),
     Group(
         "Use a model",
         "translate checkpoint_best.pt text.de --data DATA",
-        ("translate", "predict", "average", "convert", "export"),
+        ("translate", "average", "convert", "export"),
     ),
     Group("Keep and compare results", "compare results.jsonl --pair mha mixhead-a", ("record", "compare", "report")),
     Group("Check the installation", "env", ("env", "check-kernels")),
 )
 """Every subcommand, in the order of ``--help``."""
+
+IN_A_CLONE = "'python -m experiments {}' in a clone of the repository"
+RENAMED = {
+    "import-bert": IN_A_CLONE.format("bert import"),
+    "predict": IN_A_CLONE.format("bert predict"),
+    "wordpieces": IN_A_CLONE.format("bert wordpieces"),
+}
+"""Former subcommands, and what to use instead."""
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -193,6 +201,8 @@ def _check_command(parser: argparse.ArgumentParser, modules: dict[str, ModuleTyp
     first.add_argument("--user-dir")
     first.add_argument("command", nargs="?")
     name = first.parse_known_args(argv)[0].command
+    if name in RENAMED and name not in modules:
+        parser.error(f"{name}: has moved. Use {RENAMED[name]}.")
     if name is not None and name not in modules:
         parser.error(
             f"invalid choice: {name!r}: expected one of {', '.join(modules)}.{messages.did_you_mean(name, modules)}"

@@ -1,1 +1,1 @@
-"""Tools for a model or a checkpoint: parameter counts, spectra, inspection, conversion, predictions."""
+"""Tools for a model or a checkpoint: parameter counts, spectra, inspection, conversion, translations."""

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 import fairseq_lowrank
+from experiments import __main__ as experiments
 from experiments import commands
 from fairseq_lowrank import cli, versions
 
+EXPERIMENTS = "python -m experiments"
 MODULES = cli.command_modules(cli) | cli.command_modules(commands)
 
 
@@ -65,6 +67,20 @@ def test_a_misspelled_word_is_answered_with_the_closest(words, meant, capsys):
     assert exit.value.code == 2
     error = capsys.readouterr().err
     assert (f"Did you mean {meant}?" in error) if meant else ("Did you mean" not in error)
+
+
+@pytest.mark.parametrize("name", cli.RENAMED)
+def test_a_former_command_names_the_new_one(name, capsys):
+    with pytest.raises(SystemExit) as exit:
+        cli.main([name, "words", "--of", "old"])
+    assert exit.value.code == 2
+    new = re.search("Use '(.+?)'", capsys.readouterr().err.splitlines()[-1])[1]
+    program, main = (
+        ("fairseq-lowrank", cli.main) if new.startswith("fairseq-lowrank") else (EXPERIMENTS, experiments.main)
+    )
+    with pytest.raises(SystemExit) as exit:
+        main([*new.removeprefix(program).split(), "--help"])
+    assert exit.value.code == 0 and f"usage: {new} " in capsys.readouterr().out
 
 
 def test_an_unknown_command_is_refused_in_one_line(capsys):

@@ -30,26 +30,33 @@ FOLDER_COMMANDS = {
     "inspect": ["checkpoint.pt"],
     "spectrum": ["checkpoint.pt"],
     "measure": ["checkpoint.pt"],
-    "import-bert": ["bert-base-uncased"],
-    "predict": ["checkpoint.pt", "--data", "data"],
 }
 EXPERIMENTS = {
+    "bert import": ["bert-base-uncased"],
+    "bert predict": ["checkpoint.pt", "--data", "data"],
     "representation": [],
     "variants": [],
     "controlled": ["matrices", "--results", "results.jsonl"],
 }
 FOLDER_COMMANDS |= EXPERIMENTS
 CHECKPOINT_COMMANDS = {"average": ["checkpoint.pt"], "convert": ["checkpoint.pt", "--attention", "mixhead-b"]}
-MODULES = cli.command_modules(cli) | cli.command_modules(commands)
-FILE_COMMANDS = CHECKPOINT_COMMANDS | {"wordpieces": ["wordpieces.json", "train.txt"]}
+OF_EXPERIMENTS = cli.command_modules(commands)
+OF_EXPERIMENTS |= {f"bert {name}": module for name, module in cli.command_modules(OF_EXPERIMENTS.pop("bert")).items()}
+MODULES = cli.command_modules(cli) | OF_EXPERIMENTS
+FILE_COMMANDS = CHECKPOINT_COMMANDS | {"bert wordpieces": ["wordpieces.json", "train.txt"]}
+
+
+def run(command, *arguments):
+    """Run a command of the package or of the experiments, and return its exit status."""
+    main = experiments.main if command in OF_EXPERIMENTS else cli.main
+    return main([*command.split(), *map(str, arguments)])
 
 
 def refusal(command, arguments, output, monkeypatch, capsys):
     """The line with which a command refuses an output, which must come before it computes."""
     module = MODULES[command]
     monkeypatch.setattr(module, "run", lambda args: pytest.fail("computed"))
-    main = experiments.main if command in EXPERIMENTS else cli.main
-    assert main([command, *arguments, "--output", str(output)]) == 2
+    assert run(command, *arguments, "--output", output) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and f"--output {output}" in error
     return error
@@ -59,7 +66,7 @@ def test_every_command_with_an_output_is_tried_here(capsys):
     with_output = set()
     for name in MODULES:
         with pytest.raises(SystemExit):
-            (experiments if name in EXPERIMENTS else cli).main([name, "--help"])
+            run(name, "--help")
         if "--output" in capsys.readouterr().out:
             with_output.add(name)
     assert with_output == FOLDER_COMMANDS.keys() | FILE_COMMANDS.keys()
@@ -193,7 +200,7 @@ def test_full_disk_behind_standard_output_takes_one_line(capsys, monkeypatch):
     assert capsys.readouterr().err.endswith("error: No space left on device. Free some space.\n")
 
 
-INPUTS = {"average": 0, "convert": 0, "wordpieces": 1}
+INPUTS = {"average": 0, "convert": 0, "bert wordpieces": 1}
 
 
 @pytest.mark.parametrize("way", ["the name", "a symbolic link", "a hard link"])
@@ -224,12 +231,12 @@ def test_a_file_is_replaced_only_with_force(command, tmp_path, monkeypatch, caps
     monkeypatch.setattr(MODULES[command], "run", lambda args: None)
     monkeypatch.chdir(tmp_path)
     Path(FILE_COMMANDS[command][INPUTS[command]]).write_text("mine")
-    assert cli.main([command, *FILE_COMMANDS[command], "--force", "--output", str(output)]) == 0
+    assert run(command, *FILE_COMMANDS[command], "--force", "--output", output) == 0
 
 
 def test_a_model_in_a_folder_is_replaced_only_with_force(tmp_path, monkeypatch, capsys):
     (tmp_path / "dict.txt").touch()
-    assert "dict.txt exists" in refusal("import-bert", ["bert-base-uncased"], tmp_path, monkeypatch, capsys)
+    assert "dict.txt exists" in refusal("bert import", ["bert-base-uncased"], tmp_path, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize("command", FILE_COMMANDS)

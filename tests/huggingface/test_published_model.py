@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 
+from experiments import __main__ as experiments
 from fairseq_lowrank import cli
 from fairseq_lowrank.huggingface import apply_attention, mixing_state
 
@@ -55,7 +56,7 @@ def test_mixing_of_minilm_has_864_numbers(folder):
 
 def test_imported_minilm_gives_the_same_embeddings(folder, batch, expected, tmp_path):
     fairseq = pytest.importorskip("fairseq")
-    assert cli.main(["import-bert", str(folder), "--output", str(tmp_path / "minilm")]) == 0
+    assert experiments.main(["bert", "import", str(folder), "--output", str(tmp_path / "minilm")]) == 0
     path = str(tmp_path / "minilm" / "model.pt")
     (model,), _, task = fairseq.checkpoint_utils.load_model_ensemble_and_task([path])
     pieces = transformers.BertTokenizerFast.from_pretrained(folder)

@@ -8,10 +8,10 @@ pytest.importorskip("fairseq")
 
 import torch
 
+from experiments.__main__ import main
+from experiments.bert.predictions import predict
 from experiments.corpora.squad import read_paragraphs
-from fairseq_lowrank.cli import main
 from fairseq_lowrank.tools.fairseq.checkpoints import load_model
-from fairseq_lowrank.tools.fairseq.predictions import predict
 
 SPANS = "--task question_answering --criterion question_answering"
 COLOURS = ["red", "green", "blue", "black", "white", "brown", "grey", "pink"]
@@ -39,7 +39,7 @@ def test_it_learns_four_paragraphs(corpus, prepare_questions, train, tmp_path, c
     data = prepare_questions(sorted(paragraphs, key=lambda one: len(one["context"]))[:4], pieces=600)
     rate = "--lr 4e-3 --lr-scheduler polynomial_decay --warmup-updates 10 --total-num-update 80 --max-update 80"
     model = train(data, f"{SPANS} --arch roberta_base --attention mha --window 300 --max-tokens 4000 {rate}")
-    assert main(["predict", str(model), "--data", str(data), "--output", str(tmp_path / "said")]) == 0
+    assert main(["bert", "predict", str(model), "--data", str(data), "--output", str(tmp_path / "said")]) == 0
     [scores] = json.loads((tmp_path / "said" / "scores.json").read_text()).values()
     assert scores["score"] == scores["measures"]["f1"] > 90 and scores["measures"]["em"] > 85
     said = json.loads((tmp_path / "said" / "valid.json").read_text())

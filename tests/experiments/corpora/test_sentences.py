@@ -7,11 +7,11 @@ import shutil
 import pytest
 
 from experiments.corpora.catalogue import CORPORA, parse_corpus_name
+from experiments.corpora.cutting import IN_SENTENCES, words
 from experiments.corpora.glue import TASKS
 from experiments.corpora.superglue import TASKS as SUPERGLUE
 from experiments.corpora.text import BytePieces
 from fairseq_lowrank.files import read_lines, write_lines
-from fairseq_lowrank.tools.cutting import IN_SENTENCES, words
 
 TEXT = ["the cat sat on the mat .", "no dogs were seen , not one !", "entailment is what follows from what is said"] * 5
 
@@ -296,12 +296,12 @@ def test_pieces_of_what_is_not_prepared_are_refused(prepare, tmp_path):
     assert status == 2 and "brown-bpe300 is not prepared" in said
     shutil.rmtree(tmp_path / "work", ignore_errors=True)
     status, said = prepare("sentence-polarity", "--data", data)
-    assert status == 2 and "bert-base has no wordpieces.json and dict.txt" in said and "import-bert" in said
+    assert status == 2 and "bert-base has no wordpieces.json and dict.txt" in said and "experiments bert import" in said
     assert not (tmp_path / "work" / "data" / "sentence-polarity").exists()
 
 
 def wordpieces(folder, words: list[str]):
-    """A published BERT's pieces, as import-bert leaves them, that know these words."""
+    """A published BERT's pieces, as the command leaves them, that know these words."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from experiments.corpora.cutting import words
 from experiments.corpora.squad import read_paragraphs
 from experiments.corpora.xquad import unanswerable
 from fairseq_lowrank.tasks.spans import SubwordOffsets
-from fairseq_lowrank.tools.cutting import words
 
 
 def write(path: Path, *paragraphs: dict) -> Path:

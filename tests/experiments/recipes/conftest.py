@@ -5,10 +5,10 @@ import shlex
 
 import pytest
 
+from experiments.__main__ import main
 from experiments.recipes.engine import RecipeEngine
 from experiments.recipes.recipe import Recipe
 from experiments.recipes.settings import Settings
-from fairseq_lowrank import cli
 
 COMMON = {
     "translation": "--arch lowrank_transformer --source-lang de --target-lang en --encoder-layers 1 --decoder-layers 1 "
@@ -29,8 +29,8 @@ class InProcess:
 
     def __call__(self, words, log, keep=None, patches=""):
         self.calls.append(words[0])
-        if words[0] == "fairseq-lowrank":
-            assert cli.main(words[1:]) == 0
+        if words[:3] == ["python", "-m", "experiments"]:
+            assert main(words[3:]) == 0
             return
         said = self.fairseq_command(words[0].removeprefix("fairseq-"), *words[1:])
         records = [f"date | {record.levelname} | {record.name} | {record.message}" for record in self.caplog.records]

@@ -62,7 +62,7 @@ def test_each_task_of_a_row_becomes_one_line_after_one_pre_training(work, engine
     settings = Settings(work=work, results=work / "results" / "own.jsonl")
     engine(own, settings).run_rows()
     prepare = ["prepare.sh brown-bpe300", "prepare.sh rte-by-brown-bpe300"]
-    one = ["fairseq-train", "fairseq-lowrank"]
+    one = ["fairseq-train", "python"]
     assert commands.calls == [*prepare, "fairseq-train", *one, *one]
     first, second = read_results(settings.results)
     assert (first["row"], first["task"], second["row"], second["task"]) == ("mha", "rte", "mha", "again")
@@ -134,7 +134,7 @@ def test_a_published_checkpoint_stands_for_a_pre_training_but_not_in_a_trial(wor
     settings = Settings(work=work, rows=("mha@published",))
     with pytest.raises(
         ValueError,
-        match=r"bert-base/model\.pt does not exist. Make it from a published BERT: fairseq-lowrank import-bert",
+        match=r"bert-base/model\.pt does not exist. Make it from a published BERT: python -m experiments bert import",
     ):
         engine(own, settings).run_rows()
     assert commands.calls == []

@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -127,9 +128,10 @@ def test_a_training_on_another_text_is_not_taken_for_this_one(recipe, settings, 
 
 def test_our_own_commands_are_found_where_the_package_is_not_installed(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    Commands()(["fairseq-lowrank", "params", "--help"], tmp_path / "log")
+    monkeypatch.chdir(Path(__file__).parents[3])
+    Commands()(["python", "-m", "experiments", "pack", "--help"], tmp_path / "log")
     said = (tmp_path / "log").read_text()
-    assert said.startswith("+ fairseq-lowrank params --help\n") and "usage: fairseq-lowrank params" in said
+    assert said.startswith("+ python -m experiments pack --help\n") and "usage: python -m experiments pack" in said
 
 
 def test_flags_are_noted_before_a_training_starts_and_other_flags_have_a_folder_of_their_own(recipe, settings, capsys):

@@ -15,9 +15,10 @@ from fairseq.data import data_utils
 from families import FAMILIES
 from omegaconf import OmegaConf
 
+from experiments.commands.bert import predict
 from fairseq_lowrank import cli
 from fairseq_lowrank.attention import build_attention
-from fairseq_lowrank.cli import convert, export, inspect, measure, predict, spectrum, translate
+from fairseq_lowrank.cli import convert, export, inspect, measure, spectrum, translate
 from fairseq_lowrank.cli.inspect import as_text
 from fairseq_lowrank.files import first_folder
 from fairseq_lowrank.messages import FlagError, StateDictMismatch, UserError

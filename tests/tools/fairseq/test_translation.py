@@ -14,13 +14,13 @@ pytest.importorskip("fairseq")
 from sacremoses import MosesDetokenizer
 
 from experiments.corpora.__main__ import main as prepare
+from experiments.corpora.wordpieces import WordPieces
 from fairseq_lowrank import cli
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.progress import Progress
 from fairseq_lowrank.raw_text import SUBWORDS
 from fairseq_lowrank.tools.fairseq.translation import Translator, raw_text
 from fairseq_lowrank.tools.reporting.scores import read_hypotheses
-from fairseq_lowrank.tools.wordpieces import WordPieces
 
 PAIRS = [
     ("Der Hund läuft nicht.", "The dog isn't running."),

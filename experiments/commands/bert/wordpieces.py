@@ -1,9 +1,9 @@
 """Cut text into the subwords (word pieces) of a BERT, for fairseq-preprocess: separated by blanks, one sentence per line.
 
-  fairseq-lowrank wordpieces bert-base/wordpieces.json train.txt --output train.pieces
+  python -m experiments bert wordpieces bert-base/wordpieces.json train.txt --output train.pieces
   fairseq-preprocess --only-source --srcdict bert-base/dict.txt --trainpref train.pieces …
 
-import-bert writes the file wordpieces.json.
+'bert import' writes the file wordpieces.json.
 """
 
 from pathlib import Path
@@ -25,8 +25,8 @@ def add_arguments(parser) -> None:
 
 
 def run(args) -> None:
+    from experiments.corpora.wordpieces import WordPieces
     from fairseq_lowrank.files import map_lines
-    from fairseq_lowrank.tools.wordpieces import WordPieces
 
     if args.workers < 1:
         raise FlagError("--workers", args.workers, "expected a number >= 1", "Give a number of processes.")

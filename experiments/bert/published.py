@@ -15,12 +15,12 @@ from fairseq.tasks.masked_lm import MaskedLMTask
 from omegaconf import OmegaConf
 from torch import Tensor
 
+from experiments.corpora.wordpieces import WordPieces
 from fairseq_lowrank.files import read_json, read_lines, write_lines
 from fairseq_lowrank.messages import InvalidCheckpoint, UserError
 from fairseq_lowrank.models.bert import LowrankBertModel
 from fairseq_lowrank.repairs import checkpoint_file
 from fairseq_lowrank.tools.fairseq.architecture import parse_architecture
-from fairseq_lowrank.tools.wordpieces import WordPieces
 
 # fairseq's names of transformers' activations.
 ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "gelu_new": "gelu_accurate", "gelu_pytorch_tanh": "gelu_accurate"}
@@ -75,7 +75,7 @@ class PublishedBert:
         config: the content of config.json.
         tensors: the tensors of model.safetensors or pytorch_model.bin, by the names of BertForPreTraining.
         words: the lines of vocab.txt.
-        normalisation: options of :class:`~fairseq_lowrank.tools.wordpieces.WordPieces`.
+        normalisation: options of :class:`~experiments.corpora.wordpieces.WordPieces`.
     """
 
     config: dict

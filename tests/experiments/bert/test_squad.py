@@ -2,8 +2,8 @@
 
 import pytest
 
+from experiments.bert.squad import evaluate, exact_match, f1, normalise
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.tools.squad import evaluate, exact_match, f1, normalise
 
 
 @pytest.mark.parametrize(

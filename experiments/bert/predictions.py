@@ -10,14 +10,14 @@ from statistics import fmean
 
 import torch
 
+from experiments.bert.squad import evaluate
+from experiments.bert.task_scores import measure
 from fairseq_lowrank.files import read_json
 from fairseq_lowrank.messages import FlagError, UserError
 from fairseq_lowrank.progress import tracked
 from fairseq_lowrank.tasks.question_answering import QuestionDataset, span_scores
 from fairseq_lowrank.tasks.spans import SubwordOffsets, best_span, has_most_context
 from fairseq_lowrank.tools.fairseq.checkpoints import configuration, load_model, load_state
-from fairseq_lowrank.tools.squad import evaluate
-from fairseq_lowrank.tools.task_scores import measure
 
 
 @dataclass

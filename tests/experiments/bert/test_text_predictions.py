@@ -11,11 +11,11 @@ pytest.importorskip("fairseq")
 
 from fairseq.data import Dictionary
 
-from fairseq_lowrank.cli import main
+from experiments.__main__ import main
+from experiments.bert import text_predictions
+from experiments.bert.text_predictions import predict_text
 from fairseq_lowrank.files import write_lines
 from fairseq_lowrank.messages import FlagError, UserError
-from fairseq_lowrank.tools.fairseq import text_predictions
-from fairseq_lowrank.tools.fairseq.text_predictions import predict_text
 
 WORDS = ["good", "bad", "fine", "poor", "film", "play", "so", "it", "is"]
 FEW = "--lr 1e-2 --max-update 4 --batch-size 4"
@@ -63,40 +63,42 @@ def test_labels_of_pairs_are_those_of_the_prepared_corpus(prepare_sentences, tra
     second, labels = SENTENCES[::-1], ["yes", "no", "maybe"]
     data = prepare_sentences([SENTENCES, second], [labels[number % 3] for number in range(12)], labels)
     model = train(data, f"{CLASSES} --num-classes 3 --separator-token 2 {FEW}")
-    assert main(["predict", str(model), "--data", str(data), "--output", str(tmp_path / "corpus")]) == 0
+    assert main(["bert", "predict", str(model), "--data", str(data), "--output", str(tmp_path / "corpus")]) == 0
     expected = (tmp_path / "corpus" / "valid.txt").read_text().splitlines()
     write_lines(tmp_path / "text", text_of(SENTENCES, second))
     capsys.readouterr()
-    assert main(["predict", str(model), "--text", str(tmp_path / "text"), "--output", str(tmp_path / "said")]) == 0
+    assert (
+        main(["bert", "predict", str(model), "--text", str(tmp_path / "text"), "--output", str(tmp_path / "said")]) == 0
+    )
     assert capsys.readouterr().out.splitlines() == expected and set(expected) <= set(labels)
     assert (tmp_path / "said" / "predictions.txt").read_text().splitlines() == expected
     # without the data of the training the flags say what is needed
     shutil.move(data, tmp_path / "gone")
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(text_of(SENTENCES, second)) + "\n"))
     given = ["--dict", str(tmp_path / "gone" / "input0" / "dict.txt"), "--labels", "a", "b", "c"]
-    assert main(["predict", str(model), "--text", "-", *given]) == 0
+    assert main(["bert", "predict", str(model), "--text", "-", *given]) == 0
     assert capsys.readouterr().out.split() == ["abc"[labels.index(label)] for label in expected]
     for flags, words in ((given[:2], "--labels"), (given[2:], "--dict"), ([*given[:2], "--labels", "a"], "--labels a")):
-        assert main(["predict", str(model), "--text", str(tmp_path / "text"), *flags]) == 2
+        assert main(["bert", "predict", str(model), "--text", str(tmp_path / "text"), *flags]) == 2
         assert words in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_numbers_are_those_of_the_prepared_corpus(prepare_sentences, train, tmp_path, capsys):
     data = prepare_sentences([SENTENCES], [str(number / 4) for number in range(12)], [])
     model = train(data, f"{CLASSES} --num-classes 1 --regression-target {FEW}")
-    assert main(["predict", str(model), "--data", str(data), "--output", str(tmp_path / "corpus")]) == 0
+    assert main(["bert", "predict", str(model), "--data", str(data), "--output", str(tmp_path / "corpus")]) == 0
     expected = [float(line) for line in (tmp_path / "corpus" / "valid.txt").read_text().splitlines()]
     write_lines(tmp_path / "text", SENTENCES)
     capsys.readouterr()
-    assert main(["predict", str(model), "--text", str(tmp_path / "text"), "--json"]) == 0
+    assert main(["bert", "predict", str(model), "--text", str(tmp_path / "text"), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["text"] for row in rows] == SENTENCES
     assert [float(row["prediction"]) for row in rows] == pytest.approx(expected, abs=1e-5)
     write_lines(tmp_path / "text", [*SENTENCES[:2], "good\tbad"])
-    assert main(["predict", str(model), "--text", str(tmp_path / "text")]) == 2
+    assert main(["bert", "predict", str(model), "--text", str(tmp_path / "text")]) == 2
     assert "line 3" in capsys.readouterr().err
     write_lines(tmp_path / "text", ["unheard words"])
-    assert main(["predict", str(model), "--text", str(tmp_path / "text")]) == 0
+    assert main(["bert", "predict", str(model), "--text", str(tmp_path / "text")]) == 0
     assert "2 of 2 tokens" in capsys.readouterr().err
 
 
@@ -124,14 +126,14 @@ def test_answers_are_those_of_the_prepared_corpus(prepare_questions, train, tmp_
     data = prepare_questions(paragraphs, unanswerable=unanswerable, pieces=300)
     window = "--window 60 --doc-stride 16 --max-question-length 20"
     model = train(data, f"{SPANS} --arch roberta_base --attention mha {window} {FEW}")
-    assert main(["predict", str(model), "--data", str(data), "--output", str(tmp_path / "corpus")]) == 0
+    assert main(["bert", "predict", str(model), "--data", str(data), "--output", str(tmp_path / "corpus")]) == 0
     expected = json.loads((tmp_path / "corpus" / "valid.json").read_text())
     asked = [(one["question"], each["context"], one["id"]) for each in paragraphs for one in each["qas"]]
     write_lines(tmp_path / "text", [f"{question}\t{context}" for question, context, _ in asked])
     pieces = ["--pieces", str(tmp_path / "data" / "own" / "bpe.model")]
     flags = [*pieces, *["--unanswerable"] * unanswerable]
     capsys.readouterr()
-    assert main(["predict", str(model), "--text", str(tmp_path / "text"), *flags, "--json"]) == 0
+    assert main(["bert", "predict", str(model), "--text", str(tmp_path / "text"), *flags, "--json"]) == 0
     assert [row["prediction"] for row in json.loads(capsys.readouterr().out)] == [expected[name] for *_, name in asked]
     assert any(expected.values()) or unanswerable
 
@@ -139,9 +141,9 @@ def test_answers_are_those_of_the_prepared_corpus(prepare_questions, train, tmp_
 def test_flags_of_text_are_refused_without_it(tmp_path, capsys):
     model = tmp_path / "model.pt"
     model.touch()
-    assert main(["predict", str(model), "--data", "bin", "--labels", "a", "--unanswerable"]) == 2
+    assert main(["bert", "predict", str(model), "--data", "bin", "--labels", "a", "--unanswerable"]) == 2
     assert "--labels --unanswerable" in capsys.readouterr().err
-    assert main(["predict", str(model), "--text", "nowhere"]) == 2
+    assert main(["bert", "predict", str(model), "--text", "nowhere"]) == 2
     assert "--text nowhere" in capsys.readouterr().err
 
 
@@ -199,7 +201,7 @@ def test_a_line_that_is_too_long_is_of_the_text(tmp_path, monkeypatch, capsys):
         raise FlagError("--subset", "text", "text 1 has 9 tokens", "Shorten it.")
 
     monkeypatch.setattr(text_predictions, "predict_text", refuse)
-    words = ["predict", str(tmp_path / "model.pt"), "--text", str(tmp_path / "text")]
+    words = ["bert", "predict", str(tmp_path / "model.pt"), "--text", str(tmp_path / "text")]
     assert main(words) == 2
     assert f"--text {tmp_path / 'text'}: text 1 has 9 tokens" in capsys.readouterr().err
     assert main([*words, "--subset", "test"]) == 2

@@ -5,7 +5,7 @@ import math
 import numpy
 import pytest
 
-from fairseq_lowrank.tools.task_scores import measure
+from experiments.bert.task_scores import measure
 
 
 def test_accuracy_f1_and_matthews_of_a_table_of_four():

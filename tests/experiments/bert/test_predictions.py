@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("fairseq")
 
+from experiments.bert.predictions import batches, check_task, server_file
 from experiments.corpora.glue import TASKS
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.tools.fairseq.predictions import batches, check_task, server_file
 from fairseq_lowrank.tools.reporting.comparison import AVERAGES, build_report
 from fairseq_lowrank.tools.reporting.papers import load_papers
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from fairseq.data import indexed_dataset
 
+from experiments.bert.predictions import predict
+from experiments.corpora.cutting import IN_PARAGRAPHS, load_cutter, words
 from fairseq_lowrank.files import first_folder, say, write_lines
 from fairseq_lowrank.messages import FlagError, UserError
-from fairseq_lowrank.tools.cutting import IN_PARAGRAPHS, load_cutter, words
 from fairseq_lowrank.tools.fairseq.checkpoints import configuration, load_state, read_dictionary
-from fairseq_lowrank.tools.fairseq.predictions import predict
 
 SPLIT = "text"
 
@@ -34,7 +34,7 @@ def predict_text(
         checkpoint: a model of `sentence_prediction` or `question_answering`.
         lines: a sentence, or two separated by a tab; for questions the question, a tab, and the paragraph.
         dictionary: `dict.txt` of the model (default: from the data that the model was trained on).
-        pieces: see :func:`~fairseq_lowrank.tools.cutting.load_cutter`.
+        pieces: see :func:`~experiments.corpora.cutting.load_cutter`.
         labels: names of the classes in their order (default: from the data that the model was trained on).
         unanswerable: if True, a question may have no answer; then the answer is empty.
         max_tokens: the greatest number of tokens of a batch.

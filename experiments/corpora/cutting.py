@@ -43,10 +43,10 @@ class Cutter:
 
 
 def load_cutter(model: Path | None) -> Cutter:
-    """Return a cutter for wordpieces.json of `import-bert` or for a sentencepiece model; with None, words stay whole."""
+    """Return a cutter for wordpieces.json of `bert import` or for a sentencepiece model; with None, words stay whole."""
     if model is None:
         return Cutter(str)
-    from fairseq_lowrank.tools.wordpieces import WordPieces
+    from experiments.corpora.wordpieces import WordPieces
 
     with open(model, "rb") as file:
         kind = WordPieces if file.read(1) == b"{" else SentencePieces

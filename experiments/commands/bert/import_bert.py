@@ -1,12 +1,12 @@
 """Convert a published BERT of transformers to a checkpoint of fairseq that works with every attention flag.
 
-  fairseq-lowrank import-bert bert-base-uncased --output bert-base
+  python -m experiments bert import bert-base-uncased --output bert-base
 
 reads config.json, vocab.txt and model.safetensors (or pytorch_model.bin, loaded safely) from a folder, and writes
 
   model.pt         for --finetune-from-model, with --arch lowrank_bert_base and any --attention: mixing is the identity at first
   dict.txt         the vocabulary, for fairseq-preprocess --srcdict
-  wordpieces.json  the rules to cut text into subwords, for fairseq-lowrank wordpieces
+  wordpieces.json  the rules to cut text into subwords, for python -m experiments bert wordpieces
 
 Hidden states, pooled output, and the logits of both heads are those of transformers. Variants of BERT (other activations or
 positions, decoders) are refused.
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from fairseq_lowrank.cli import _output
 
-NAME = "import-bert"
+NAME = "import"
 HELP = "convert a published BERT to a checkpoint of fairseq"
 
 
@@ -32,13 +32,13 @@ def add_arguments(parser) -> None:
 def run(args) -> None:
     import torch
 
-    from fairseq_lowrank.tools.fairseq import published_bert
+    from experiments.bert.published import PublishedBert, convert, write
 
-    published = published_bert.PublishedBert.read(args.folder)
-    state, notes = published_bert.convert(published, args.output)
+    published = PublishedBert.read(args.folder)
+    state, notes = convert(published, args.output)
 
     def fill(folder: Path) -> None:
-        published_bert.write(published, folder)
+        write(published, folder)
         with open(folder / "model.pt", "wb") as file:  # given a path, torch hides that a disk is full
             torch.save(state, file)
 

@@ -1,7 +1,7 @@
 """Predict with a fine-tuned model, and score the predictions if the correct answers are known.
 
-    fairseq-lowrank predict checkpoints/checkpoint_best.pt --data data/glue-rte/bin --subset valid test --output predictions
-    fairseq-lowrank predict checkpoints/checkpoint_best.pt --text reviews.txt --pieces bert-base/wordpieces.json
+    python -m experiments bert predict checkpoints/checkpoint_best.pt --data data/glue-rte/bin --subset valid test --output predictions
+    python -m experiments bert predict checkpoints/checkpoint_best.pt --text reviews.txt --pieces bert-base/wordpieces.json
 
 --data takes a corpus of sentences or questions from scripts/prepare.sh (glue, superglue, rte, sentence-polarity, squad, xquad).
 The command prints the measures of the corpus: accuracy, F1, the correlations of Matthews, Pearson and Spearman, or exact match.
@@ -16,7 +16,7 @@ subwords of the model with --dict, --labels and --pieces. The first two default 
 import json
 from pathlib import Path
 
-from fairseq_lowrank.cli import _output
+from fairseq_lowrank.cli import _output, import_plugin
 from fairseq_lowrank.files import first_folder
 from fairseq_lowrank.messages import FlagError, UserError
 
@@ -44,6 +44,9 @@ def add_arguments(parser) -> None:
     parser.add_argument(
         "--max-tokens", type=int, default=8192, metavar="N", help="tokens of a batch (default: %(default)s)"
     )
+    parser.add_argument(
+        "--user-dir", type=Path, metavar="DIR", help="your own plugin of fairseq, with its models and methods"
+    )
     _output.add_output_arguments(parser, "predictions, test-server files, scores.json", pictures=False)
 
 
@@ -55,13 +58,15 @@ def run(args) -> None:
         raise UserError(f"{' '.join(given)} works only with --text. Add it, or remove these flags.")
     if args.text is not None and args.subset is not None:
         raise FlagError("--subset", " ".join(args.subset), "works only with --data", "Remove the flag.")
+    if args.user_dir is not None:
+        import_plugin(args.user_dir)
     predict_lines(args) if args.text else predict_corpus(args)
 
 
 def predict_lines(args) -> None:
     """Print a prediction for each line of a text."""
+    from experiments.bert.text_predictions import predict_text
     from fairseq_lowrank.files import read_input, read_lines
-    from fairseq_lowrank.tools.fairseq.text_predictions import predict_text
 
     for flag, path in (("--text", args.text), ("--dict", args.dict), ("--pieces", args.pieces)):
         if path is not None and str(path) != "-" and not path.is_file():
@@ -102,7 +107,7 @@ def write_files(args, files: dict[str, str]) -> None:
 
 def predict_corpus(args) -> None:
     """Print the scores of a prepared corpus."""
-    from fairseq_lowrank.tools.fairseq.predictions import predict
+    from experiments.bert.predictions import predict
 
     found = predict(args.checkpoint, args.data, args.subset or ["valid"], args.max_tokens)
     scores = {split: {"name": one.name, "score": one.score, "measures": one.measures} for split, one in found.items()}

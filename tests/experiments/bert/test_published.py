@@ -1,4 +1,4 @@
-"""import-bert: a published BERT computes the same in fairseq, and other models are refused."""
+"""A published BERT computes the same in fairseq, and other models are refused."""
 
 import json
 
@@ -13,10 +13,10 @@ from published_tiny_bert import SIZES, WORDS, publish
 from safetensors.torch import load_file, save_file
 from transformers import BertModel, BertTokenizer
 
-from fairseq_lowrank import cli
+from experiments.__main__ import main
+from experiments.bert.published import PublishedBert, model_flags
+from experiments.corpora.wordpieces import WordPieces
 from fairseq_lowrank.tools.fairseq import architecture
-from fairseq_lowrank.tools.fairseq.published_bert import PublishedBert, model_flags
-from fairseq_lowrank.tools.wordpieces import WordPieces
 
 PAIR = ["[CLS]", "the", "cat", "##s", "[SEP]", "un", "##able", "[MASK]", "[SEP]"]
 SHORT = ["[CLS]", "cat", "sat", "[SEP]", *["[PAD]"] * 5]
@@ -34,7 +34,7 @@ def imported(published, tmp_path, capsys):
     """The folder that the command makes of the published one."""
 
     def run():
-        assert cli.main(["import-bert", str(published), "--output", str(tmp_path / "ours")]) == 0, capsys.readouterr()
+        assert main(["bert", "import", str(published), "--output", str(tmp_path / "ours")]) == 0, capsys.readouterr()
         return tmp_path / "ours"
 
     return run
@@ -45,7 +45,7 @@ def refusal(published, tmp_path, capsys):
     """The one line that the command prints; it writes nothing."""
 
     def run():
-        assert cli.main(["import-bert", str(published), "--output", str(tmp_path / "ours")]) == 2
+        assert main(["bert", "import", str(published), "--output", str(tmp_path / "ours")]) == 2
         assert not list((tmp_path / "ours").glob("*"))
         lines = capsys.readouterr().err.splitlines()
         assert not [line for line in lines if "Traceback" in line]
@@ -93,7 +93,7 @@ def compare(theirs, ours, task, published, *, heads=True):
 
 @torch.no_grad()
 @pytest.mark.parametrize("flags", [(), ("--attention", "mixhead-b"), ("--attention", "talking-heads")], ids=str)
-def test_import_bert_computes_what_transformers_computes(flags, published, imported):
+def test_import_computes_what_transformers_computes(flags, published, imported):
     theirs = publish(published)
     compare(theirs, *load(imported(), *flags), published)
 
@@ -102,12 +102,12 @@ def test_import_bert_computes_what_transformers_computes(flags, published, impor
 @pytest.mark.parametrize(
     "settings", [{"hidden_act": "gelu_new"}, {"layer_norm_eps": 1e-3}, {"type_vocab_size": 3}], ids=str
 )
-def test_import_bert_keeps_settings_of_the_configuration(settings, published, imported):
+def test_import_keeps_settings_of_the_configuration(settings, published, imported):
     theirs = publish(published, **settings)
     compare(theirs, *load(imported()), published)
 
 
-def test_import_bert_prints_flags_that_make_the_same_model(published, imported, capsys):
+def test_import_prints_flags_that_make_the_same_model(published, imported, capsys):
     others = {"hidden_act": "gelu_new", "layer_norm_eps": 1e-3, "type_vocab_size": 3, "classifier_dropout": 0.2}
     publish(published, tie_word_embeddings=False, **others)
     model, _ = load(imported())
@@ -122,7 +122,7 @@ def test_import_bert_prints_flags_that_make_the_same_model(published, imported, 
 
 
 @torch.no_grad()
-def test_import_bert_reads_an_old_file_of_torch(published, imported):
+def test_import_reads_an_old_file_of_torch(published, imported):
     """Old files name LayerNorm's parameters gamma and beta, and hold the numbers of positions."""
     theirs = publish(published)
     state = {
@@ -136,7 +136,7 @@ def test_import_bert_reads_an_old_file_of_torch(published, imported):
 
 
 @torch.no_grad()
-def test_import_bert_keeps_a_separate_output_matrix(published, imported):
+def test_import_keeps_a_separate_output_matrix(published, imported):
     theirs = publish(published, tie_word_embeddings=False)
     ours, task = load(imported())
     assert not ours.encoder.lm_head.weight.equal(ours.encoder.sentence_encoder.embed_tokens.weight)
@@ -144,7 +144,7 @@ def test_import_bert_keeps_a_separate_output_matrix(published, imported):
 
 
 @torch.no_grad()
-def test_import_bert_initialises_heads_that_are_missing(published, imported, capsys):
+def test_import_initialises_heads_that_are_missing(published, imported, capsys):
     theirs = publish(published, BertModel)
     compare(theirs, *load(imported()), published, heads=False)
     said = capsys.readouterr().out
@@ -152,7 +152,7 @@ def test_import_bert_initialises_heads_that_are_missing(published, imported, cap
     assert "the pooler" not in said
 
 
-def test_import_bert_names_what_it_leaves_out(published, imported, capsys):
+def test_import_names_what_it_leaves_out(published, imported, capsys):
     publish(published)
     state = load_file(published / "model.safetensors")
     save_file(state | {"classifier.weight": torch.ones(2, 16)}, published / "model.safetensors")
@@ -299,7 +299,7 @@ def pickle_repeated_words(folder):
         (lambda folder: (folder / "config.json").write_text("[]"), "config.json"),
     ],
 )  # fmt: skip
-def test_import_bert_refuses_another_model_and_writes_nothing(change, message, published, refusal, limited_memory):
+def test_import_refuses_another_model_and_writes_nothing(change, message, published, refusal, limited_memory):
     publish(published)
     change(published)
     assert message in refusal()
@@ -307,7 +307,7 @@ def test_import_bert_refuses_another_model_and_writes_nothing(change, message, p
 
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_import_bert_reads_other_floating_point_types(dtype, published, imported):
+def test_import_reads_other_floating_point_types(dtype, published, imported):
     publish(published)
     change_tensors(lambda state: state.update({name: tensor.to(dtype) for name, tensor in state.items()}))(published)
     saved = load(imported())[0].encoder.sentence_encoder.embed_tokens.weight
@@ -329,7 +329,7 @@ def test_training_continues_from_the_published_weights(how, published, imported,
     folder = imported()
     (tmp_path / "text").write_text("The cats sat unable!\n" * 40)
     pieces = [str(folder / "wordpieces.json"), str(tmp_path / "text"), "--output", str(tmp_path / "pieces")]
-    assert cli.main(["wordpieces", *pieces]) == 0
+    assert main(["bert", "wordpieces", *pieces]) == 0
     assert (tmp_path / "pieces").read_text().splitlines()[0] == "the cat ##s sat un ##able !"
     data = tmp_path / "bin"
     both = [f"--trainpref={tmp_path / 'pieces'}", f"--validpref={tmp_path / 'pieces'}"]
@@ -347,7 +347,7 @@ def test_training_continues_from_the_published_weights(how, published, imported,
     assert "encoder.sentence_encoder.layers.1.self_attn.mixing.query_weight" in state
 
 
-def test_import_bert_to_a_full_disk_takes_one_line(published, refusal):
+def test_import_to_a_full_disk_takes_one_line(published, refusal):
     publish(published)
     with full_disk(10_000):
         assert "ours: File too large; nothing was written" in refusal()

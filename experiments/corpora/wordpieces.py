@@ -44,7 +44,7 @@ class WordPieces:
             self.pieces = Tokenizer.from_file(str(model))
         except Exception as error:  # tokenizers raises nothing narrower
             raise UserError(
-                f"{model} has no word pieces ({error}). Give the wordpieces.json of fairseq-lowrank import-bert."
+                f"{model} has no word pieces ({error}). Give the wordpieces.json of python -m experiments bert import."
             ) from error
 
     def __call__(self, line: str) -> str:

@@ -1,0 +1,1 @@
+from tiny_questions import prepare_questions, train  # noqa: F401
