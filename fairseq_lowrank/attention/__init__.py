@@ -6,7 +6,7 @@ from fairseq_lowrank.attention.core import CoreAttention, build_core
 from fairseq_lowrank.attention.decoding import DecodingCache
 from fairseq_lowrank.attention.groups import parameter_groups
 from fairseq_lowrank.attention.layer import MultiheadAttention
-from fairseq_lowrank.attention.masks import CAUSAL, Hidden, PackedDocuments, SlidingWindow, Visible
+from fairseq_lowrank.attention.masks import CAUSAL, Hidden, PackedDocuments, Prefix, SlidingWindow, Visible
 from fairseq_lowrank.attention.replace import replace_attention
 from fairseq_lowrank.attention.sharding import shard_parts, whole_state_dict
 from fairseq_lowrank.parts import (
@@ -35,6 +35,7 @@ __all__ = [
     "MultiheadAttention",
     "PackedDocuments",
     "Paper",
+    "Prefix",
     "RotaryPositions",
     "SlidingWindow",
     "Visible",

@@ -131,21 +131,37 @@ class Core:
         filled = self.filled(owner)
         if self.config is not None:
             check_heads(self.config, q, k, v)
-        if isinstance(query_start, int):
-            keys = query_start + q.size(2)
-            if query_start < 0 or (keys > k.size(2) and (mask.causal or filled.reads_positions)):
-                raise ValueError(
-                    f"query_start={query_start}: {q.size(2)} queries from there need {keys} keys, and k has {k.size(2)}. Pass the "
-                    "number of keys before the first query."
-                )
-            if mask.causal and keys < k.size(2):
-                k, v, mask = k[:, :, :keys], v[:, :, :keys], mask.of_first_keys(keys)  # later slots hold nothing yet
-                if (bias := fields.get("score_bias")) is not None:
-                    fields["score_bias"] = bias[..., :keys]
+            mask = mask.repeat_heads(self.config.num_heads, self.config.queries_per_head)
+        if query_start is not None:
+            k, v, mask = self._started(filled, q, k, v, mask, query_start)
+            if (bias := fields.get("score_bias")) is not None:
+                fields["score_bias"] = bias[..., : k.size(2)]
         call = self.call(DotProduct(q, k, scale), v, mask, **fields)
         own = q if mixing_queries is None else mixing_queries
         context = self._context(filled, own, k, v, inputs, query_start) if filled.steps else NO_CONTEXT
         return self.run(owner, filled, call, context, backend)
+
+    def _started(
+        self, filled: FilledSteps, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, start: int | Tensor
+    ) -> tuple[Tensor, Tensor, AttentionMask]:
+        """Return keys, values and the mask for queries that begin at a position.
+
+        Raises:
+            ValueError: a query has no key at its position, and something reads it.
+        """
+        if isinstance(start, Tensor) or not mask.causal:
+            mask = mask.starting_at(start, (*q.shape[:3], k.size(2)), q.device)
+        if isinstance(start, Tensor):
+            return k, v, mask
+        keys = start + q.size(2)
+        if start < 0 or (keys > k.size(2) and (mask.reads_own_key or filled.reads_positions)):
+            raise ValueError(
+                f"query_start={start}: the last of {q.size(2)} queries has position {keys - 1}, and there are {k.size(2)} keys. "
+                "Pass the number of keys before the first query."
+            )
+        if not mask.causal or keys == k.size(2):
+            return k, v, mask
+        return k[:, :, :keys], v[:, :, :keys], mask.of_first_keys(keys)  # later slots hold nothing yet
 
     def _context(
         self, filled: FilledSteps, q: Tensor, k: Tensor, v: Tensor, inputs: Tensor | None, start: int | Tensor | None
@@ -300,7 +316,7 @@ class CoreAttention(PartsOwner):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        mask: AttentionMask | Tensor | str | None = None,
+        mask: Any = None,
         *,
         inputs: Tensor | None = None,
         mixing_queries: Tensor | None = None,
@@ -317,8 +333,9 @@ class CoreAttention(PartsOwner):
             q: ``[B, H, T, D]`` queries, normalised and rotated; ``[B, T, H, D]`` with the layout ``BTHD``, and k, v and the result alike.
             k: ``[B, G, S, D]`` keys, cached ones first. G divides H: head i reads group ⌊i·G/H⌋.
             v: ``[B, G, S, Dv]`` values.
-            mask: ``"causal"``, ``SlidingWindow(n)``, ``PackedDocuments(…)``, any :class:`AttentionMask`, or a float tensor
-                ``[…, T, S]`` that is added. A bool tensor is refused, because libraries read it in two ways: say ``Visible(mask)`` (as
+            mask: ``"causal"``, ``SlidingWindow(n)``, ``PackedDocuments(…)``, ``Prefix(n)``, any :class:`AttentionMask`, a function
+                ``mask_mod(b, h, q, kv)`` or a ``BlockMask`` of FlexAttention, whose q counts from ``query_start``, or a float
+                tensor ``[…, T, S]`` that is added. A bool tensor is refused, because libraries read it in two ways: say ``Visible(mask)`` (as
                 ``scaled_dot_product_attention``) or ``Hidden(mask)`` (as ``nn.MultiheadAttention``).
             inputs: ``[B, T, embed_dim]``, from which queries were projected; some parts read them, such as gates.
             mixing_queries: like q, the queries before rotary positions, which ``mixhead-b`` reads; by default q. Then M depends on the
@@ -347,10 +364,6 @@ class CoreAttention(PartsOwner):
         if self.layout == "BTHD":
             q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
             mixing_queries = None if mixing_queries is None else mixing_queries.transpose(1, 2)
-        if isinstance(query_start, Tensor) and isinstance(mask, (str, AttentionMask)) and core_mask(mask).causal:
-            raise ValueError(
-                "query_start is a tensor, so causality cannot read it. Pass a mask that is a tensor, such as Visible(mask)."
-            )
         heads, weights = self.core.attend(
             self,
             q,

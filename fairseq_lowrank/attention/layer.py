@@ -21,7 +21,7 @@ from fairseq_lowrank.attention.decoding import (
 )
 from fairseq_lowrank.attention.dropout import AttentionDropout
 from fairseq_lowrank.attention.inputs import check_dtype, check_layout, check_tensors, transposed
-from fairseq_lowrank.attention.masks import CAUSAL, attention_mask, repeat_heads, split_key_padding
+from fairseq_lowrank.attention.masks import CAUSAL, attention_mask, split_key_padding
 from fairseq_lowrank.attention.torch_module import TorchMHACompat
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct
@@ -228,7 +228,8 @@ class MultiheadAttention(TorchMHACompat, PartsOwner):
             incremental_state: a dictionary that keeps keys and values of earlier steps while decoding.
             need_weights: return the weights that the layer used (mixed, before dropout), averaged over heads.
             attn_mask: ``[T, S]`` float (added) or bool (hidden where true), :data:`~.masks.CAUSAL`,
-                :func:`~.masks.SlidingWindow` or :func:`~.masks.PackedDocuments`.
+                :func:`~.masks.SlidingWindow`, :func:`~.masks.PackedDocuments`, :func:`~.masks.Prefix`, or a ``mask_mod`` or
+                ``BlockMask`` of FlexAttention.
             before_softmax: return masked scores ``[B*H, T, S]`` and values ``[B*H, S, value_dim]`` instead.
             need_head_weights: return the weights of each head (implies ``need_weights``).
             is_causal: :data:`~.masks.CAUSAL` if there is no ``attn_mask``. With an ``attn_mask`` it changes nothing.
@@ -322,12 +323,13 @@ class MultiheadAttention(TorchMHACompat, PartsOwner):
         self, states: KeyValueStates, mask: AttentionMask, beam: int
     ) -> tuple[KeyValueStates, AttentionMask]:
         """Return states and mask with appended keys, for the queries of ``beam`` hypotheses."""
-        if mask.documents is not None and self.encoder_decoder_attention:
+        if mask.counts_queries and self.encoder_decoder_attention:
             raise ValueError(
-                "attn_mask of documents in cross attention: queries have no position among the keys. Use a mask [B, H, T, S]."
+                "attn_mask of a rule or of documents in cross attention: queries have no position among the keys. Use a mask "
+                "[B, H, T, S]."
             )
-        if mask.additive is not None:
-            mask = repeat_heads(mask, self.num_heads, self.config.queries_per_head)
+        if self.config.queries_per_head > 1:
+            mask = mask.repeat_heads(self.num_heads, self.config.queries_per_head)
         if self.config.has_appended_keys:
             states, mask = append_keys(states, mask, (self.bias_k, self.bias_v), self.add_zero_attn)
         return states, mask.repeat_queries(beam) if beam > 1 else mask

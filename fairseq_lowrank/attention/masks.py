@@ -1,16 +1,22 @@
-"""Conversion of fairseq's masks to :class:`~fairseq_lowrank.ops.AttentionMask`. Only this module recognises causal masks."""
+"""Masks by name, and conversion of all that users pass as a mask to :class:`~fairseq_lowrank.ops.AttentionMask`.
+
+First the names (:data:`CAUSAL`, :func:`SlidingWindow`, …), then :func:`core_mask` for a core and :func:`attention_mask` for a layer.
+Only this module recognises causal tensors.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.ops import AttentionMask
-from fairseq_lowrank.ops.attention.mask import hides
+from fairseq_lowrank.ops.attention.mask import MaskRule, hides
 from fairseq_lowrank.ops.attention.padding import about_values
 from fairseq_lowrank.ops.attention.tree import hides_values
 
@@ -63,6 +69,66 @@ def PackedDocuments(
     return AttentionMask(causal=causal, documents=ids if ids.dim() == 2 else ids[None])
 
 
+@dataclass(frozen=True)
+class _PrefixRule(MaskRule):
+    """Shows the keys up to the position of a query, and the first ``length`` ones, a number or ``[B]``."""
+
+    length: int | Tensor
+    shows_own_key = True
+
+    def visible(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        length = self.length if isinstance(self.length, int) else self.length[batch]
+        return (key <= query) | (key < length)
+
+    def key_range(self, first: int, last: int, keys: int) -> tuple[int, int]:
+        return 0, max(last + 1, self.length) if isinstance(self.length, int) else keys
+
+
+def Prefix(length: int | Tensor) -> AttentionMask:
+    """Return the ``attn_mask`` of a prefix language model: a query sees the first ``length`` keys, and those up to its own position.
+
+    Args:
+        length: of the prefix, for all entries of a batch, or integers ``[B]``.
+
+    Raises:
+        ValueError: a number below 0, or a tensor of another shape or dtype.
+    """
+    if isinstance(length, Tensor):
+        if _integers("length", length, "[B]").dim() != 1:
+            raise ValueError(f"Prefix: length of shape {list(length.shape)}: expected a number or [B]")
+    elif not isinstance(length, int) or isinstance(length, bool) or length < 0:
+        raise ValueError(f"Prefix({length!r}): expected the number of keys that all queries see, 0 or more")
+    return AttentionMask(rule=_PrefixRule(length))
+
+
+@dataclass(frozen=True)
+class _FunctionRule(MaskRule):
+    """Shows keys where a function ``mask_mod(b, h, q, kv)`` of FlexAttention is true."""
+
+    function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+    is_function = differs_by_head = True
+
+    def visible(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        function: Any = self.function  # gets numbers, as in FlexAttention: it may reduce tensors that it makes
+        for index in range(3, -1, -1):
+            function = torch.vmap(function, in_dims=tuple(0 if i == index else None for i in range(4)))
+        seen = function(batch.flatten(), head.flatten(), query.flatten(), key.flatten())
+        for dim in (0, 1):  # what the function does not read is expanded: one entry stands for all
+            seen = seen.narrow(dim, 0, 1) if seen.size(dim) > 1 and seen.stride(dim) == 0 else seen
+        return seen
+
+
+def flex_mask(mask: Any) -> AttentionMask | None:
+    """Return the mask of a function ``mask_mod(b, h, q, kv)`` or of FlexAttention's ``BlockMask``; ``None`` for anything else.
+
+    A ``BlockMask`` is read by its function, and never by its table of blocks.
+    """
+    function = getattr(mask, "mask_mod", mask)
+    if isinstance(mask, (AttentionMask, Tensor, type)) or not callable(function):
+        return None
+    return AttentionMask(rule=_FunctionRule(function))
+
+
 def Visible(mask: Tensor) -> AttentionMask:
     """Return a mask under which a query sees the keys where a bool tensor ``[…, T, S]`` is True, as SDPA reads it.
 
@@ -87,7 +153,7 @@ def _bool(name: str, mask: object) -> Tensor:
     return mask
 
 
-def core_mask(mask: AttentionMask | Tensor | str | None) -> AttentionMask:
+def core_mask(mask: Any) -> AttentionMask:
     """Return the mask of a :class:`~.core.CoreAttention`.
 
     Raises:
@@ -101,13 +167,15 @@ def core_mask(mask: AttentionMask | Tensor | str | None) -> AttentionMask:
         return CAUSAL
     if isinstance(mask, Tensor) and mask.is_floating_point():
         return AttentionMask(additive=mask)
+    if (flex := flex_mask(mask)) is not None:
+        return flex
     if isinstance(mask, Tensor):
         raise ValueError(
             f"mask of {mask.dtype}: libraries read it in two ways. Pass Visible(mask) if True shows a key, as in "
             "scaled_dot_product_attention, or Hidden(mask) if True hides it, as in nn.MultiheadAttention."
         )
     raise ValueError(
-        f"mask={mask!r}: expected 'causal', an AttentionMask such as SlidingWindow(128), a float tensor or None"
+        f"mask={mask!r}: expected 'causal', an AttentionMask such as SlidingWindow(128), a float tensor, a function (b, h, q, kv) or None"
     )
 
 
@@ -165,7 +233,7 @@ def check_mask_dtype(name: str, mask: Tensor) -> None:
 
 
 def attention_mask(
-    attn_mask: Tensor | AttentionMask | str | None,
+    attn_mask: Any,
     key_padding_mask: Tensor | None,
     shape: tuple[int, int, int, int],
     key_bias: Tensor | None = None,
@@ -173,9 +241,9 @@ def attention_mask(
     """Return the mask of scores ``[B, H, T, S]`` = ``shape``.
 
     Args:
-        attn_mask: :data:`CAUSAL` (also as ``"causal"``), :func:`SlidingWindow`, :func:`PackedDocuments` or another mask of their kind, or a tensor ``[T, S]``,
-            ``[B*H, T, S]`` or ``[B, H, T, S]``, bool or float as in :class:`~fairseq_lowrank.ops.AttentionMask`. A
-            causal tensor is recognised.
+        attn_mask: :data:`CAUSAL` (also as ``"causal"``), :func:`SlidingWindow`, :func:`PackedDocuments`, :func:`Prefix` or another
+            mask of their kind, a function or ``BlockMask`` as for :func:`flex_mask`, or a tensor ``[T, S]``, ``[B*H, T, S]`` or
+            ``[B, H, T, S]``, bool or float as in :class:`~fairseq_lowrank.ops.AttentionMask`. A causal tensor is recognised.
         key_padding_mask: ``[B, S]`` bool, true at padding.
         key_bias: ``[B, S]``, added to the scores of each key, see :func:`split_key_padding`.
 
@@ -201,6 +269,7 @@ def attention_mask(
         if attn_mask != "causal":
             raise ValueError(f"attn_mask={attn_mask!r}: expected a tensor, None or 'causal'")
         attn_mask = CAUSAL
+    attn_mask = flex_mask(attn_mask) or attn_mask if not isinstance(attn_mask, (Tensor, AttentionMask)) else attn_mask
     if isinstance(attn_mask, AttentionMask):
         window = attn_mask.window
         if isinstance(window, int) and window >= keys and not torch.compiler.is_compiling():
@@ -221,14 +290,6 @@ def attention_mask(
             f"keys] = [{batch * heads}, {queries}, {keys}] or [batch, heads, queries, keys] = [{batch}, {heads}, {queries}, {keys}]"
         )
     return AttentionMask(False, key_padding_mask, attn_mask)
-
-
-def repeat_heads(mask: AttentionMask, heads: int, repeats: int) -> AttentionMask:
-    """Return a mask whose tensor ``[B, H, T, S]``, if it has one, holds each head ``repeats`` times, for its heads of queries."""
-    tensor = mask.additive
-    if repeats == 1 or tensor is None or tensor.dim() != 4 or tensor.size(1) != heads:
-        return mask
-    return mask.replace(additive=tensor.repeat_interleave(repeats, dim=1))
 
 
 @about_values

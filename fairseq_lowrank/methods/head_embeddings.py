@@ -162,7 +162,7 @@ class HeadEmbeddingAdd(HeadEmbeddingMul):
         if heads.size(-1) > self.state_sizes["value"]:
             heads, row_sums = heads[..., :-1], heads[..., -1:]
         else:
-            row_sums = call.mask.has_visible_key(heads.size(2), call.scores.shape[3], heads.device)
+            row_sums = call.mask.has_visible_key(call.scores.shape, heads.device)
         # If softmax cancels the key embedding, its gradient is zero, yet distributed training waits for it.
         unused = 0 * layer.head_embeddings("key").sum()
         return heads + (layer.head_embeddings("value") + unused)[:, None, :] * row_sums

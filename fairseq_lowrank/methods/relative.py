@@ -89,7 +89,7 @@ class RelativePositions(ScoreFunction):
         )
         assert isinstance(scores, DotProduct)
         *_, queries, keys = scores.shape
-        count = keys if mask.causal else max(keys + queries - 1, keys)
+        count = keys if mask.sees_no_later_key else max(keys + queries - 1, keys)
         return Relative(scores, q + v, self._positions(layer, keys, count, q.dtype, training)), values
 
     def _positions(self, layer: Layer, keys: int, count: int, dtype: torch.dtype, training: bool) -> Tensor:

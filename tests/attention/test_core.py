@@ -12,6 +12,7 @@ from fairseq_lowrank.attention import (
     Hidden,
     Method,
     PackedDocuments,
+    Prefix,
     RotaryPositions,
     SlidingWindow,
     Visible,
@@ -57,6 +58,9 @@ MASKS = {
     "causal": CAUSAL,
     "window": SlidingWindow(3),
     "documents": PackedDocuments(cu_seqlens=[0, 3, LENGTH]),
+    "prefix": Prefix(3),
+    "prefixes": Prefix(torch.tensor([0, 5])),
+    "function": lambda b, h, q, kv: (kv <= q) & (kv >= q - 2 - h),
     "none": AttentionMask(),
     "padding": AttentionMask(key_padding=torch.arange(LENGTH) >= torch.tensor([[LENGTH], [4]])),
 }
@@ -101,8 +105,10 @@ def test_steps_with_a_cache_that_grows_or_has_empty_slots_equal_one_pass(preset)
         fixed = core(q[:, :, now], *slots, SlidingWindow(4), query_start=at, **step)
         queries, keys = torch.arange(at, at + count)[:, None], torch.arange(LENGTH + 3)
         seen = Visible((keys <= queries) & (keys > queries - 4))
-        traced = core(q[:, :, now], *slots, seen, query_start=torch.tensor([at]), **step)
-        for result in (grown, fixed, traced):
+        start = torch.tensor([at])
+        traced = core(q[:, :, now], *slots, seen, query_start=start, **step)
+        by_tensor = core(q[:, :, now], *slots, SlidingWindow(4), query_start=start, **step)
+        for result in (grown, fixed, traced, by_tensor):
             torch.testing.assert_close(result, whole[:, :, now], atol=1e-5, rtol=1e-5)
         at += count
 
@@ -174,8 +180,9 @@ def test_mistakes_are_named():
     q = q.transpose(1, 2)
     with pytest.raises(ValueError, match="two ways"):
         core(q, q, q, torch.ones(LENGTH, LENGTH).bool())
-    with pytest.raises(ValueError, match="causality"):
-        core(q, q, q, "causal", query_start=torch.tensor([0]))
+    for start in (-1, 1):
+        with pytest.raises(ValueError, match="query_start"):
+            core(q, q, q, "causal", query_start=start)
     with pytest.raises(ValueError, match=r"gate.*inputs"):
         build_core("gated", HEADS, SIZE)(q, q, q)
     with pytest.raises(ValueError, match="query_start"):
@@ -188,11 +195,7 @@ def test_only_masks_that_hide_later_keys_say_so():
     assert CAUSAL.sees_no_later_key and SlidingWindow(3).sees_no_later_key
     assert not AttentionMask().sees_no_later_key
     assert not AttentionMask(causal=True, num_appended_keys=1).sees_no_later_key
-
-    class Prefix(AttentionMask):
-        """A mask whose first keys all queries see."""
-
-    assert not Prefix(causal=True).sees_no_later_key
+    assert not Prefix(2).sees_no_later_key
 
 
 def test_an_object_as_cache_equals_a_dictionary():

@@ -105,7 +105,7 @@ def test_parts_are_built_in_float32_under_a_half_precision_default():
 def test_a_half_precision_default_changes_no_number():
     slopes = build_attention("alibi", 32, 16, self_attention=True).score_bias.slopes(torch.device("cpu"))
     torch.testing.assert_close(slopes, torch.exp2(-torch.arange(1, 17, dtype=torch.float32) / 2))
-    seen = AttentionMask(causal=True).has_visible_key(301, 300, torch.device("cpu"))
+    seen = AttentionMask(causal=True).has_visible_key((1, 1, 301, 300), torch.device("cpu"))
     assert seen.flatten().tolist() == [False] + 300 * [True]
 
 

@@ -5,6 +5,8 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from fairseq_lowrank.attention import Prefix
+from fairseq_lowrank.attention.masks import attention_mask
 from fairseq_lowrank.ops import (
     AttentionCall,
     AttentionMask,
@@ -14,6 +16,12 @@ from fairseq_lowrank.ops import (
     StaticMixing,
     attention,
 )
+
+
+def FUNCTION(b, h, query, key):
+    """A mask as FlexAttention takes it."""
+    return (query - key) % (b + 2) == 0
+
 
 NOTHING_HIDDEN = AttentionMask()
 MIXINGS = ("none", "static", "positionwise", "diagonal")
@@ -78,6 +86,9 @@ def problems(
     scores = (batch, heads, queries, keys)
     causal = draw(st.booleans())
     has_positions = queries // repeats <= keys - appended
+    starts = range(keys - appended - queries // repeats + 1)
+    lengths = torch.randint(4, (batch,), generator=generator).to(device)
+    rules = [Prefix(2).rule, Prefix(lengths).rule, attention_mask(FUNCTION, None, scores).rule]
     documents = torch.randint(3, (draw(st.sampled_from((1, batch))), keys - appended), generator=generator).to(device)
     return {
         "q": normal(batch, heads, queries, dim),
@@ -91,6 +102,8 @@ def problems(
             num_appended_keys=appended,
             window=draw(st.sampled_from((None, None, 1, 2, 9))) if causal else None,
             documents=documents if has_positions and draw(st.booleans()) else None,
+            rule=draw(st.sampled_from((None, None, *rules))),
+            query_start=draw(st.sampled_from((None, None, *starts))),
         ),
         "activation": draw(st.sampled_from(activations)),
         "score_bias": normal(*shape) if draw(st.booleans()) else None,
@@ -137,13 +150,24 @@ def hidden(problem):
             for s in range(keys):
                 own_keys, positions = keys - mask.num_appended_keys, queries // mask.query_repeats
                 own = t % positions + own_keys - positions  # the key at the position of the query
+                own = own if mask.query_start is None else t % positions + mask.query_start
                 outside = mask.causal and s < own_keys and (s > own or (mask.window and s <= own - mask.window))
                 if mask.documents is not None and s < own_keys:
                     document = mask.documents[b % len(mask.documents)]
                     outside = outside or document[own] != document[s]
+                if mask.rule is not None and s < own_keys:
+                    outside = outside or not shown_by_rule(mask.rule, b, own, s)
                 if outside or (mask.key_padding is not None and mask.key_padding[b, s]):
                     result[b, :, t, s] = True
     return result
+
+
+def shown_by_rule(rule, b, query, key):
+    """Return True if a rule of :data:`RULES` shows a key to a query, both counted from key 0."""
+    length = getattr(rule, "length", None)
+    if length is None:
+        return FUNCTION(b, 0, query, key)
+    return key <= query or key < (length if isinstance(length, int) else length[b])
 
 
 class LargestTensor(TorchDispatchMode):

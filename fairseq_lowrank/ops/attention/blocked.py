@@ -37,8 +37,9 @@ from fairseq_lowrank.ops.attention.blocks import Block, KeyGradient, Workspace, 
 from fairseq_lowrank.ops.attention.call import AttentionCall
 from fairseq_lowrank.ops.attention.distances import collect, spread
 from fairseq_lowrank.ops.attention.mask import hiding_value
+from fairseq_lowrank.ops.attention.mask_blocks import HIDDEN, MaskBlocks
 from fairseq_lowrank.ops.attention.recomputing import RecomputeBackend
-from fairseq_lowrank.ops.attention.tree import empty_heads, hides_values
+from fairseq_lowrank.ops.attention.tree import empty_heads, flatten, is_traced
 
 # Queries of a block: more make better matrix products, but a causal block computes rows² / 2 scores a head for nothing. So it has the
 # fewest up to MANY_KEYS, where that still counts.
@@ -49,17 +50,17 @@ MAX_BLOCK_ELEMENTS, MAX_BLOCK_ELEMENTS_GPU = 1 << 19, 1 << 25
 # Fewer than these, 16 MiB, a GPU reads and writes faster than it is told to: then a block has more queries.
 MIN_BLOCK_ELEMENTS_GPU = 1 << 22
 
-# In place of −∞ in masked scores: exp gives exactly 0 next to any real score, and a row without any stays finite.
-# Several parts of a mask may hide the same key: their sum stays finite too.
-_HIDDEN = torch.finfo(torch.float32).min / 8
 # Two finite biases at this floor are still far from hidden.
-_LEAST_BIAS = _HIDDEN / 8
+_LEAST_BIAS = HIDDEN / 8
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
     """Return what this backend cannot compute of ``call``, in words, or ``None``."""
     if (reason := call.for_reference_alone) is not None:
         return reason
+    rule = call.mask.rule
+    if rule is not None and rule.is_function and is_traced(call.v):
+        return "a mask that is a function while it is traced"
     return "the attention weights (need_weights)" if call.need_weights else None
 
 
@@ -107,7 +108,7 @@ def input_gradients(
                 problem.differentiate(block, grad_output[block.batch, :, block.rows], values)
         problem.work.release()  # before the copies, so that both never stand side by side
         mask = call.mask
-        mask_tensors = [tensor for tensor in (mask.key_padding, mask.additive, mask.documents) if tensor is not None]
+        mask_tensors = flatten(mask)[1]
         return [
             *problem.scores.gradients(),
             values.result(),
@@ -134,14 +135,10 @@ class BlockedAttention:
         self.call, self.seed, self.mask = call, seed, call.mask
         self.batch, self.heads, self.queries, self.num_keys = call.scores.shape
         self.groups = call.v.size(1)
-        # Number of queries after which causality starts from 0 again; all queries if it hides nothing.
-        self.offset: int | None
-        self.positions, self.offset = call.mask.visible_prefix(self.queries, self.num_keys)
-        if not call.mask.causal:
-            self.offset = None
-            if call.distance_bias is None and call.mask.documents is None:
-                self.positions = self.queries
-        self._documents, self._spans = call.mask.documents, _document_spans(call.mask.documents)
+        # Number of queries after which positions start again; all queries if nothing reads positions.
+        self.positions, _ = call.mask.visible_prefix(self.queries, self.num_keys)
+        if not call.mask.causal and call.distance_bias is None and not call.mask.counts_queries:
+            self.positions = self.queries
         self.rows = min(max(self.positions, 1), _rows(call))
         widest = self.num_keys
         if self.mask.window is not None and not self.mask.num_appended_keys:
@@ -150,6 +147,7 @@ class BlockedAttention:
         self.entries = min(max(self.batch, 1), max(1, _max_block_elements(call, call.v.device.type) // max(scores, 1)))
         self.work = Workspace(call.v, (self.entries * scores + 3) // 4 * 4)
         self.dtype, device = self.work.dtype, call.v.device
+        self.hiding = MaskBlocks(call.mask, call.scores.shape, self.rows, self.dtype, device)
         self.scores = call.scores.blocks(self.work)
         self.score_mixing = None if call.score_mixing is None else call.score_mixing.blocks()
         self.prob_mixing = None if call.prob_mixing is None else call.prob_mixing.blocks()
@@ -166,12 +164,6 @@ class BlockedAttention:
         if call.sinks is not None:
             self._sinks = self.activation.logits(call.sinks.detach().to(self.dtype)).view(1, -1, 1, 1)
             self._grad_sinks = torch.zeros_like(self._sinks)
-        # Hidden keys are 1 and times _HIDDEN added to scores: on the CPU 20 times as fast as filling under a bool mask.
-        padding, additive = call.mask.key_padding, call.mask.additive
-        self._hidden = [] if padding is None else [padding[:, None, None, :].to(self.dtype)]
-        if additive is not None and call.mask.bias is None:
-            self._hidden.append(additive)
-        self._triangle = torch.ones(self.rows, self.rows, dtype=self.dtype, device=device).triu()
         # Dropout compares numbers of 16 bits: p is rounded to a multiple of 2⁻¹⁶ below 1.
         self._threshold = min(round(call.dropout_p * 2**16), 2**16 - 1)
         self.dropout_scale = 1 / (1 - self._threshold / 2**16)
@@ -188,31 +180,8 @@ class BlockedAttention:
             for row in starts:
                 end = min(row + self.rows, row - row % self.positions + self.positions)
                 batch, rows = slice(first, min(first + self.entries, self.batch)), slice(row, end)
-                yield Block(index, batch, rows, self._keys(batch, rows))
+                yield Block(index, batch, rows, self.hiding.keys(batch, rows))
                 index += 1
-
-    def _keys(self, batch: slice, rows: slice) -> slice:
-        """Return the keys that these queries read, from the first to the last that one of them sees."""
-        start, stop = 0, self.num_keys
-        if self.mask.num_appended_keys:
-            return slice(start, stop)
-        if self.offset is not None:
-            stop = min(max((rows.stop - 1) % self.positions + 1 + self.offset, 0), self.num_keys)
-            start = max(self._first_later_key(rows) - self.mask.window, 0) if self.mask.window else 0
-        if self._spans is not None:
-            first, last = (span[batch if len(span) > 1 else slice(None), self._own_keys(rows)] for span in self._spans)
-            start, stop = max(start, int(first.min())), min(stop, int(last.max()) + 1)
-        return slice(start, stop)
-
-    def _own_keys(self, rows: slice) -> slice:
-        """Return the keys at the positions of these queries."""
-        start = rows.start % self.positions + self.num_keys - self.mask.num_appended_keys - self.positions
-        return slice(start, start + _length(rows))
-
-    def _first_later_key(self, rows: slice) -> int:
-        """Return the first key after the position of the first of these queries; it may lie before key 0."""
-        assert self.offset is not None
-        return rows.start % self.positions + self.offset + 1
 
     def probabilities(self, block: Block) -> tuple[Tensor, Tensor | None]:
         """Compute P ``[b, H, rows, keys]``, and return it with what the activation keeps for its backward pass."""
@@ -223,15 +192,10 @@ class BlockedAttention:
             scores = self.score_mixing.mix(scores, block, partial(self.work.buffer, "scores"))
         for bias in self.biases.values():
             bias.add_to(scores, block)
-        for hidden in self._hidden:
-            scores.add_(slice_block(hidden, block).to(self.dtype), alpha=_HIDDEN)
-        if self._documents is not None:
-            self._hide_other_documents(scores, block)
-        if self.offset is not None:
-            self._hide_by_position(scores, block)
+        self.hiding.hide(scores, block)
         visible = None
-        if self._hidden or self.biases or (self.offset or 0) < 0:
-            visible = (scores.amax(dim=-1, keepdim=True) > _HIDDEN / 2).to(self.dtype)
+        if self.biases or self.mask.may_hide_rows(self.queries, self.num_keys):
+            visible = (scores.amax(dim=-1, keepdim=True) > HIDDEN / 2).to(self.dtype)
         share = None
         if self._sinks is not None:
             total = self.activation.logits(scores).logsumexp(dim=-1, keepdim=True)
@@ -240,31 +204,6 @@ class BlockedAttention:
         for factor in (visible, share):
             weights = weights if factor is None else weights.mul_(factor)
         return weights, kept
-
-    def _hide_other_documents(self, scores: Tensor, block: Block) -> None:
-        """Hide the keys of other documents than that of each query."""
-        assert self._documents is not None
-        documents = self._documents[block.batch] if len(self._documents) > 1 else self._documents
-        own, keys = documents[:, self._own_keys(block.rows)], documents[:, block.keys]
-        apart = own[:, None, :, None] != keys[:, None, None, :]
-        scores[..., : keys.size(1)].add_(apart.to(self.dtype), alpha=_HIDDEN)
-
-    def _hide_by_position(self, scores: Tensor, block: Block) -> None:
-        """Hide the keys after the position of each query, and those before its window."""
-        first = (
-            self._first_later_key(block.rows) - block.keys.start
-        )  # the first key that the block's first query may not see
-        rows, end = scores.size(2), block.num_keys - self.mask.num_appended_keys
-        if first < end:
-            hidden = self._triangle[:rows, max(-first, 0) : end - first]
-            scores[..., max(first, 0) : max(first, 0) + hidden.size(1)].add_(hidden, alpha=_HIDDEN)
-            if self.mask.num_appended_keys:
-                scores[..., max(first + self.rows, 0) : end].add_(_HIDDEN)
-        if self.mask.window is not None and (first := first - self.mask.window) + rows > 0:
-            # now the first key that the first query sees; the next query does not see it
-            scores[..., : max(min(first, end), 0)].add_(_HIDDEN)
-            hidden = (1 - self._triangle)[:rows, max(-first, 0) : max(end - first, 0)]
-            scores[..., max(first, 0) : max(first, 0) + hidden.size(1)].add_(hidden, alpha=_HIDDEN)
 
     def mixed(self, weights: Tensor, block: Block) -> Tensor:
         return (
@@ -340,7 +279,7 @@ class _Bias:
 
     def add_to(self, scores: Tensor, block: Block) -> None:
         part = slice_block(self.bias, block)
-        scores.add_(torch.where(part <= self.hides_from, _HIDDEN, part.to(scores.dtype).clamp(min=_LEAST_BIAS)))
+        scores.add_(torch.where(part <= self.hides_from, HIDDEN, part.to(scores.dtype).clamp(min=_LEAST_BIAS)))
 
     def add_gradient(self, grad_scores: Tensor, block: Block) -> None:
         if not self.bias.requires_grad:
@@ -367,7 +306,7 @@ class _DistanceBias:
 
     def __init__(self, bias: Tensor, dtype: torch.dtype, positions: int) -> None:
         self.bias, self.positions, self.dtype = bias, positions, dtype
-        self._finite = torch.where(bias == float("-inf"), _HIDDEN, bias.to(dtype).clamp(min=_LEAST_BIAS))
+        self._finite = torch.where(bias == float("-inf"), HIDDEN, bias.to(dtype).clamp(min=_LEAST_BIAS))
         self._sum: Tensor | None = None
 
     def add_to(self, scores: Tensor, block: Block) -> None:
@@ -393,25 +332,6 @@ class _DistanceBias:
         if not self.bias.requires_grad:
             return None
         return torch.zeros_like(self.bias) if self._sum is None else self._sum.to(self.bias.dtype)
-
-
-def _document_spans(documents: Tensor | None) -> tuple[Tensor, Tensor] | None:
-    """Return the first and the last key of the document of each key, ``[B or 1, S]``, or ``None`` where values cannot be read.
-
-    A GPU would be waited for, so its blocks read all keys that causality shows.
-    """
-    if documents is None or documents.device.type != "cpu" or hides_values(documents) or not documents.numel():
-        return None
-    known, index = documents.unique(return_inverse=True)
-    index = index + torch.arange(len(documents), device=documents.device)[:, None] * len(known)
-    positions = torch.arange(documents.size(1), device=documents.device).expand_as(index)
-    empty = positions.new_zeros(len(documents) * len(known))
-    ends = (
-        empty.scatter_reduce(0, index.flatten(), positions.flatten(), how, include_self=False)
-        for how in ("amin", "amax")
-    )
-    first, last = (end[index] for end in ends)
-    return first, last
 
 
 def _rows(call: AttentionCall) -> int:

@@ -116,34 +116,7 @@ class AttentionCall(TensorTree):
             raise ValueError(f"v of {v.dtype}: expected a float tensor")
         check_activation(self.activation)
         check_rate("dropout_p", self.dropout_p)
-        padding = mask.key_padding
-        if padding is not None and (padding.dtype != torch.bool or padding.shape != (batch, keys)):
-            raise ValueError(
-                f"mask.key_padding of shape {list(padding.shape)} and {padding.dtype}: expected bool [B, S] = [{batch}, {keys}]"
-            )
-        if mask.query_repeats != 1 and (mask.query_repeats < 1 or queries % mask.query_repeats):
-            raise ValueError(
-                f"mask.query_repeats={mask.query_repeats}: expected a number that divides the {queries} queries"
-            )
-        if mask.num_appended_keys != 0 and not 0 <= mask.num_appended_keys <= keys:
-            raise ValueError(
-                f"mask.num_appended_keys={mask.num_appended_keys}: expected 0 to {keys}, the number of keys"
-            )
-        if mask.window is not None and not (mask.causal and isinstance(mask.window, int) and mask.window > 0):
-            raise ValueError(f"mask.window={mask.window!r}: expected a positive integer, together with causal=True")
-        if (documents := mask.documents) is not None:
-            expected = (batch, keys - mask.num_appended_keys)
-            if documents.dim() != 2 or documents.size(0) not in (1, batch) or documents.size(1) != expected[1]:
-                raise ValueError(
-                    f"mask.documents of shape {list(documents.shape)}: expected {list(expected)}, or 1 in place of {batch}"
-                )
-            if documents.is_floating_point() or documents.is_complex() or documents.dtype == torch.bool:
-                raise ValueError(f"mask.documents of {documents.dtype}: expected integers")
-            if queries // mask.query_repeats > expected[1]:
-                raise ValueError(
-                    f"mask.documents for {queries // mask.query_repeats} queries: expected at most {expected[1]}, the number of "
-                    "keys, because each query has the position of a key"
-                )
+        mask.check(shape)
         for name, tensor in (("mask.additive", mask.additive), ("score_bias", self.score_bias)):
             if tensor is None:
                 continue

@@ -61,6 +61,6 @@ def masked_scores(call: AttentionCall) -> Tensor:
     for bias in (call.score_bias, mask.bias, by_position):
         if bias is not None:
             scores = scores + bias
-    for hidden in (mask.hidden_by_tensors(), mask.hidden_by_documents(queries)):
+    for hidden in (mask.hidden_by_tensors(), mask.hidden_by_formulas(call.scores.shape, scores.device)):
         scores = scores if hidden is None else scores.masked_fill(hidden, float("-inf"))
     return scores

@@ -56,9 +56,8 @@ def compute(call: AttentionCall) -> tuple[Tensor, None]:
     causal, tensor = hides_later_keys(call), needs_causal_tensor(call)
     dense = None
     if tensor or has_other_masks(call):
-        mask = call.mask if tensor or call.mask.window is not None else call.mask.replace(causal=False)
         dtype = dtype_of_operations(q)
-        dense = mask.dense(q, k.size(2), dtype)
+        dense = call.mask.dense(q, k.size(2), dtype)
         for bias in (call.score_bias, _spread(call)):
             if bias is not None:
                 dense = narrowed(bias, dtype) if dense is None else dense + narrowed(bias, dtype)
@@ -163,7 +162,7 @@ def _grouped(mask: Tensor, batch: int, groups: int) -> Tensor:
 
 def hides_later_keys(call: AttentionCall) -> bool:
     """Return True if causality may hide keys. It hides nothing from one query, which sees every key."""
-    return call.mask.causal and call.scores.shape[2] > call.mask.query_repeats
+    return call.mask.hides_later_keys(call.scores.shape[2])
 
 
 def needs_causal_tensor(call: AttentionCall) -> bool:
@@ -173,13 +172,13 @@ def needs_causal_tensor(call: AttentionCall) -> bool:
     """
     if not hides_later_keys(call):
         return False
-    mask, (_, _, queries, keys) = call.mask, call.scores.shape
-    return queries != keys or has_other_masks(call) or mask.num_appended_keys > 0 or mask.query_repeats > 1
+    _, _, queries, keys = call.scores.shape
+    return queries != keys or has_other_masks(call) or not call.mask.is_causal_alone
 
 
 def needs_whole_tensor(call: AttentionCall) -> bool:
-    """Return True if causality, documents or a bias of distances have to become a tensor of queries and keys."""
-    return call.distance_bias is not None or call.mask.documents is not None or needs_causal_tensor(call)
+    """Return True if causality, documents, a rule or a bias of distances have to become a tensor of queries and keys."""
+    return call.distance_bias is not None or call.mask.counts_queries or needs_causal_tensor(call)
 
 
 def has_other_masks(call: AttentionCall) -> bool:
@@ -187,10 +186,7 @@ def has_other_masks(call: AttentionCall) -> bool:
 
     SDPA takes that as a tensor, which flash attention does not take.
     """
-    mask = call.mask
-    hides = mask.key_padding is not None or mask.additive is not None
-    hides = hides or mask.window is not None or mask.documents is not None
-    return hides or call.score_bias is not None or call.distance_bias is not None
+    return call.mask.hides_otherwise or call.score_bias is not None or call.distance_bias is not None
 
 
 def has_two_sizes(call: AttentionCall) -> bool:

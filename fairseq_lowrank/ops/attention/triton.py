@@ -65,8 +65,8 @@ def unsupported_reason(call: AttentionCall) -> str | None:
     for name in ("score_bias", "distance_bias"):
         if getattr(call, name) is not None:
             return f"a {name}"
-    if call.mask.documents is not None:
-        return "a mask of documents"
+    if (reason := call.mask.missing_in_kernels) is not None:
+        return reason
     if call.mask.window is not None:
         return "a sliding window"
     if call.mask.bias is not None and call.mask.bias.requires_grad:

@@ -106,7 +106,7 @@ def test_bad_input_is_refused(arguments, message):
 @given(data=st.data())
 def test_an_attention_mask_says_the_same_in_all_its_forms(data, device):
     problem = data.draw(problems(device))
-    mask, (_, _, queries, _), keys = problem["mask"], problem["q"].shape, problem["k"].size(2)
+    mask, keys = problem["mask"], problem["k"].size(2)
     shape = (*problem["q"].shape[:3], keys)
     bias = 0 if mask.bias is None else mask.bias.detach()
     expected = torch.zeros(shape, dtype=torch.float64, device=device).masked_fill(
@@ -117,13 +117,13 @@ def test_an_attention_mask_says_the_same_in_all_its_forms(data, device):
     assert torch.equal(
         torch.zeros(shape, dtype=torch.float64, device=device) + (0 if dense is None else dense), expected
     )
-    rows = torch.as_tensor(mask.has_visible_key(queries, keys, torch.device(device)), device=device)
+    rows = torch.as_tensor(mask.has_visible_key(shape, torch.device(device)), device=device)
     assert torch.equal(rows.expand(*shape[:3], 1), (expected > -torch.inf).any(-1, keepdim=True))
 
 
 def test_the_first_of_more_causal_queries_than_keys_see_none(device):
     def rows(**mask):
-        return AttentionMask(causal=True, **mask).has_visible_key(3, 2, torch.device(device)).flatten().tolist()
+        return AttentionMask(causal=True, **mask).has_visible_key((1, 1, 3, 2), torch.device(device)).flatten().tolist()
 
     assert rows() == [False, True, True]
     assert rows(key_padding=torch.tensor([[True, False]], device=device)) == [False, False, True]
@@ -136,8 +136,9 @@ def test_the_first_of_more_causal_queries_than_keys_see_none(device):
 def test_rows_that_window_and_padding_hide_together_see_no_key(window, queries, keys, appended, device):
     padding = torch.tensor([list(map(int, f"{number:b}".zfill(keys))) for number in range(2**keys)]).bool()
     mask = AttentionMask(True, padding.to(device), num_appended_keys=appended, window=window)
-    hidden = mask.hidden(queries, keys, torch.device(device))
-    found = mask.has_visible_key(queries, keys, torch.device(device))
+    shape = len(padding), 1, queries, keys
+    hidden = mask.hidden(shape, torch.device(device))
+    found = mask.has_visible_key(shape, torch.device(device))
     assert torch.equal(found, ~hidden.all(-1, keepdim=True))
 
 
@@ -148,9 +149,13 @@ def test_a_mask_grows_with_keys_and_repeats_queries(additive, window, device):
     padding = torch.tensor([[False, True, False, False]], device=device)
     additive = None if additive is None else torch.rand(additive, device=device) < 0.4
     mask = AttentionMask(True, padding, additive, window=window)
-    before = mask.hidden(3, 4, torch.device(device)).expand(1, 1, 3, 4)
+    before = mask.hidden((1, 1, 3, 4), torch.device(device)).expand(1, 1, 3, 4)
     after = (
-        mask.append_keys(4, 1).append_keys(5, 1).repeat_queries(2).repeat_queries(2).hidden(12, 6, torch.device(device))
+        mask.append_keys(4, 1)
+        .append_keys(5, 1)
+        .repeat_queries(2)
+        .repeat_queries(2)
+        .hidden((1, 1, 12, 6), torch.device(device))
     )
     expected = torch.nn.functional.pad(before, (0, 2)).repeat(1, 1, 4, 1)
     assert torch.equal(after.expand(1, 1, 12, 6), expected)

@@ -47,7 +47,7 @@ def brute(call):
     """Dot products of the rows of R with unit vectors are R."""
     batch, heads, queries, keys = call.scores.shape
     unit = torch.eye(keys, dtype=torch.float64).expand(batch, heads, keys, keys)
-    hidden = call.mask.hidden(queries, keys, "cpu")
+    hidden = call.mask.hidden(call.scores.shape, "cpu")
     return brute_force.attend(
         call.scores.weight.detach().expand(batch, heads, queries, keys),
         unit,
