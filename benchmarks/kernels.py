@@ -2,8 +2,8 @@
 
     python benchmarks/kernels.py                                     a table of common sizes, compiled for sm_90
     python benchmarks/kernels.py --chips 80 90 100 --everything
-    python benchmarks/kernels.py --auto benchmarks/results/kernels.json    compiles all that "auto" takes, for an hour
-    python benchmarks/kernels.py --tiled benchmarks/results/kernels.json   adds the kernels of the tiled backend
+    python benchmarks/kernels.py --triton benchmarks/results/kernels.json  compiles the kernels of the triton backend, for an hour
+    python benchmarks/kernels.py --tiled benchmarks/results/kernels.json   adds those of the tiled backend, for half an hour
     python benchmarks/kernels.py --recorded                          the tables of benchmarks/results/kernels.json
 
 Nothing here is measured. `registers` and `shared` are the compiler's; `blocks an SM` what fits by registers, shared memory and
@@ -27,6 +27,7 @@ from typing import NamedTuple
 import measure
 import torch
 import triton
+from machine_code import inner_loop, tool
 from tqdm import tqdm
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
@@ -35,15 +36,20 @@ from triton.runtime.jit import create_function_from_signature
 from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, HeadMixing, PositionwiseMixing, StaticMixing
 from fairseq_lowrank.ops.activation import ACTIVATIONS
 from fairseq_lowrank.ops.attention.launch import Kernel, Launch
-from fairseq_lowrank.ops.attention.machine_code import inner_loop, tool
 from fairseq_lowrank.ops.attention.tiled import MOST_COLUMNS
 from fairseq_lowrank.ops.attention.tiled_launch import TiledLaunch
-from fairseq_lowrank.ops.attention.triton import COMPILED_RULES, COMPILED_SIZES, is_precompiled_config
 
 # Shared memory of a block at most, of an SM, and threads of an SM.
 CHIPS = {80: (163, 164, 2048), 90: (227, 228, 2048), 100: (227, 228, 2048)}
 REGISTERS = 65536
-MIXINGS = dict(zip(("none", "A", "B", "talking heads"), COMPILED_RULES, strict=True))
+MIXINGS = {
+    "none": (None, None),
+    "A": (None, StaticMixing),
+    "B": (None, PositionwiseMixing),
+    "talking heads": (StaticMixing, StaticMixing),
+}
+COMPILED_SIZES = ((8, 32), (16, 32), (8, 64), (12, 64), (16, 64))
+"""Numbers of heads and their sizes, of the kernels of ``triton``."""
 RULES = MIXINGS | {"mixed scores": (StaticMixing, None)}
 SIZES = ((16, 64), (8, 128))
 RESULTS = Path(__file__).with_name("results") / "kernels.json"
@@ -155,13 +161,18 @@ class Configuration(NamedTuple):
     """A mask of floats."""
 
 
-def of_auto() -> list[Configuration]:
-    """What "auto" takes: every composition, size and chip, under causality and padding in bfloat16.
+def of_triton() -> list[Configuration]:
+    """Kernels of the triton backend that spill nothing: compositions, sizes and chips, under causality and padding in bfloat16.
 
-    Of the widest, both kinds of mixing, also what else "auto" takes, on one chip: other masks, dtypes and lengths.
+    Of the widest, both kinds of mixing, also other masks, dtypes and lengths on one chip.
     """
     every = itertools.product(COMPILED_SIZES[::-1], CHIPS, ACTIVATIONS, MIXINGS)
-    grid = [Configuration(mixing, activation, *size, chip) for size, chip, activation, mixing in every]
+    # Sigsoftmax with mixing is left out: it spills a few registers.
+    grid = [
+        Configuration(mixing, activation, *size, chip)
+        for size, chip, activation, mixing in every
+        if activation == "softmax" or mixing == "none"
+    ]
     changes: list[dict] = [
         {"causal": False, "padding": False},
         {"causal": False},
@@ -173,7 +184,7 @@ def of_auto() -> list[Configuration]:
     ]
     widest = [Configuration(mixing, "softmax", 16, 64, 90) for mixing in ("A", "B")]
     grid += [one._replace(**change) for one in widest for change in changes]
-    return [one for one in grid if is_precompiled_config(call_of(one))]
+    return [one for one in grid if not (one.mixing == "B" and one.weights == "bfloat16")]
 
 
 def of_tiled() -> list[Configuration]:
@@ -420,7 +431,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16"))
     parser.add_argument("--everything", action="store_true", help="with a float mask and dropout too")
     parser.add_argument(
-        "--auto", type=measure.new_file(".json"), metavar="FILE", help='all that "auto" takes, into FILE'
+        "--triton", type=measure.new_file(".json"), metavar="FILE", help="the kernels of the triton backend, into FILE"
     )
     parser.add_argument(
         "--tiled", type=measure.new_file(".json"), metavar="FILE", help="the kernels of the tiled backend, into FILE"
@@ -442,8 +453,8 @@ def main() -> int:
     if options.tiled:
         print(tiled_table(compile_all(options.tiled, of_tiled())))
         return 0
-    if options.auto:
-        found = compile_all(options.auto, of_auto())
+    if options.triton:
+        found = compile_all(options.triton, of_triton())
         print(worst({one: kernels for one, kernels in found.items() if one.backend == "triton"}))
     else:
         axes = itertools.product(options.chips, SIZES, options.mixings)

@@ -95,21 +95,20 @@ def describe_choice(call: AttentionCall) -> tuple[str, bool]:
 
     Backends with kernels of ours are checked from the fastest to the first that ``auto`` may take.
     """
-    from fairseq_lowrank.ops.attention import explain, gpu_times, selfcheck, tiled, triton
+    from fairseq_lowrank.ops.attention import auto, selfcheck
 
-    modules, place = {"tiled": tiled, "triton": triton}, (call.v.device, call.v.dtype)
     said, right = [], True
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # a line says it
-        for backend in gpu_times.kernels(call):
-            if modules[backend].device_unsupported_reason(*place) is not None:
+        for backend in auto.KERNELS:
+            if auto.BACKENDS[backend].device_unsupported_reason(call.v.device, call.v.dtype) is not None:
                 continue
             result = selfcheck.checked(call, backend)
             said.append(f"{backend} {result}")
             right = right and (result.error is None or not result.fits)
-            if triton.keeps_registers(call, backend):
+            if result.error is None:
                 break
-        return "; ".join([explain(call), *said]), right
+        return "; ".join([auto.explain(call), *said]), right
 
 
 def random_calls(

@@ -1,11 +1,10 @@
-"""What a kind of attention costs on a GPU by each backend: measured where it was, and predicted elsewhere. ``auto`` reads it.
+"""What a kind of attention costs on a GPU by each backend, where that was measured.
 
-Numbers are picoseconds a score of one head, forward and backward, in bfloat16 under causality, on an H100 or H200.
+Where the fastest is not what the rule of :mod:`.auto` takes, a row of the rule reads it here; a test holds that. Numbers are picoseconds a score of one head, forward and backward, in bfloat16 under causality, on an H100 or H200.
 """
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 from fairseq_lowrank.ops.attention.call import AttentionCall
@@ -33,12 +32,6 @@ MEASURED: dict[Cell, dict[str, float]] = {
 """Of n 8192 (``sdpa`` with 16 heads: 2048). Those of ``tiled`` are sums of its passes on an H200
 (``benchmarks/results/gpu-tiles.json``), and those of 8 heads are of an H200 (``gpu-kernels.json``). The others are of an H100
 (``gpu.json``)."""
-TRITON = 24.3
-"""Of 16 heads up to size 64: a tile costs a chain of dependent steps, whatever its number of heads (docs/kernels.md)."""
-SDPA = 5.4
-"""Of one value of 64 columns, which costs a call of all heads."""
-ERROR = 0.25
-"""Of a prediction."""
 
 
 def cell(call: AttentionCall) -> Cell:
@@ -53,39 +46,17 @@ def is_measured(call: AttentionCall) -> bool:
     return own and call.v.size(3) == call.dot_product.q.size(3) and not call.dropout_p and cell(call) in MEASURED
 
 
-def times(call: AttentionCall) -> dict[str, float]:
-    """Return picoseconds a score of ``triton`` and, for one matrix after the softmax, of ``sdpa`` once for each value.
-
-    A prediction stands where nothing was measured. It counts what was seen to matter: the heads of a tile, padded to 16, and the
-    values that SDPA is called for.
-    """
-    if is_measured(call):
-        return MEASURED[cell(call)]
-    known, sizes = cell(call), [max(64, call.dot_product.q.size(3)), max(64, call.v.size(3))]
-    mixes = known.before is not None or known.after is not None
-    padded = max(16, 1 << (known.heads - 1).bit_length())
-    predicted = {"triton": TRITON * (padded / known.heads if mixes else 1.0) * max(sizes) / 64}
-    if known.before is None and known.after is StaticMixing:
-        predicted["sdpa"] = SDPA * call.v.size(1) * sum(sizes) / 128
-    return predicted
+def fastest(call: AttentionCall) -> str | None:
+    """Return the backend that was measured as the fastest for calls like ``call``, or ``None``."""
+    if not is_measured(call):
+        return None
+    cost = MEASURED[cell(call)]
+    return min(cost, key=cost.__getitem__)
 
 
-def kernels(call: AttentionCall) -> list[str]:
-    """Return the backends of our kernels from the fastest to the slowest: ``tiled`` only where it was measured."""
-    cost = MEASURED[cell(call)] if is_measured(call) else {}
-    if "tiled" not in cost:
-        return ["triton"]
-    return ["tiled", "triton"] if cost["tiled"] < cost["triton"] else ["triton", "tiled"]
-
-
-def prefers_sdpa(call: AttentionCall) -> bool:
-    """Return True if SDPA once for each value is faster than the kernels that mix: measured, or predicted beyond the error."""
-    cost = times(call)
-    return cost.get("sdpa", math.inf) < cost[kernels(call)[0]] * (1.0 if is_measured(call) else 1.0 - ERROR)
-
-
-def reason(call: AttentionCall, chosen: str) -> str:
-    """Say in words why ``auto`` takes the backend of this name."""
-    kind = "measured" if is_measured(call) else "predicted"
-    known = ", ".join(f"{name} {number:.1f}" for name, number in sorted(times(call).items(), key=lambda item: item[1]))
-    return f"{chosen} ({kind}, picoseconds a score: {known})"
+def describe(call: AttentionCall) -> str:
+    """Say what was measured for calls like ``call``; nothing if nothing was."""
+    if not is_measured(call):
+        return ""
+    cost = sorted(MEASURED[cell(call)].items(), key=lambda item: item[1])
+    return "measured, picoseconds a score: " + ", ".join(f"{name} {number:.1f}" for name, number in cost)

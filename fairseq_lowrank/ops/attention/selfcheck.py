@@ -2,13 +2,12 @@
 
 The first call of a composition (a kind of score, mixing, mask …, of these sizes, on this device) is preceded by one of the same
 composition on a small random problem, values and gradients, against the reference in float64. Where they differ, a warning says so,
-and another backend computes this composition from then on. What the compiled kernels lack there, registers or shared memory, is
-seen too: they would be right but slow, or not run, and ``auto`` takes the next backend instead.
+and another backend computes this composition from then on. Where shared memory does not hold the kernels, ``auto`` takes the next
+backend without a warning.
 """
 
 from __future__ import annotations
 
-import subprocess
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 from triton import OutOfResources
 
-from fairseq_lowrank.ops.attention import machine_code, reference
+from fairseq_lowrank.ops.attention import reference
 from fairseq_lowrank.ops.attention.call import AttentionCall
 from fairseq_lowrank.ops.attention.launch import Kernel, Launch
 from fairseq_lowrank.ops.attention.mask import AttentionMask
@@ -37,17 +36,13 @@ class SelfCheckResult(NamedTuple):
 
     error: str | None
     """What differs from the reference, and by how much, or why the kernels do not run."""
-    resource_issue: str | None = None
-    """What they would need more of: registers, which are stored to memory in an inner loop, or shared memory."""
     fits: bool = True
     """False if the device lacks shared memory for them, so that nothing was computed."""
 
     def __str__(self) -> str:
         if not self.fits:
-            return f"needs more {self.resource_issue}"
-        if self.error is not None:
-            return f"is wrong ({self.error})"
-        return "equals the reference" + (f", but {self.resource_issue}" if self.resource_issue else "")
+            return f"does not fit ({self.error})"
+        return "equals the reference" if self.error is None else f"is wrong ({self.error})"
 
 
 LAUNCHES: dict[str, type[Launch]] = {"triton": Launch, "tiled": TiledLaunch}
@@ -69,12 +64,6 @@ def is_verified(call: AttentionCall, backend: str, fallback: str) -> bool:
             stacklevel=2,
         )
     return error is None
-
-
-def keeps_registers(call: AttentionCall, backend: str, fallback: str, may_spill: bool = False) -> bool:
-    """Return True if they do so, fit, and store no register in an inner loop, unless they may. If they do not fit, none warns."""
-    result = checked(call, backend)
-    return (result.resource_issue is None or (may_spill and result.fits)) and is_verified(call, backend, fallback)
 
 
 def _is_recorded(call: AttentionCall) -> bool:
@@ -105,15 +94,10 @@ def _check_like(call: AttentionCall, backend: str) -> SelfCheckResult:
 
 def self_check(call: AttentionCall, backend: str = "triton", **options: Any) -> SelfCheckResult:
     """Launch all kernels of ``call`` and compare them with the reference. ``options`` are those of the backend's launches."""
-    stored: dict[str, int] = {}
-
-    def run(kernel: Kernel) -> None:
-        stored[kernel.name] = max(_stores(kernel.run()), stored.get(kernel.name, 0))
-
     try:
-        found = errors(call, run, backend, **options)
+        found = errors(call, Kernel.run, backend, **options)
     except OutOfResources as error:
-        return SelfCheckResult(f"OutOfResources: {error}", error.name, fits=False)
+        return SelfCheckResult(f"OutOfResources: {error}", fits=False)
     except torch.OutOfMemoryError:  # says nothing about the kernels
         raise
     except Exception as error:
@@ -124,24 +108,7 @@ def self_check(call: AttentionCall, backend: str = "triton", **options: Any) -> 
     if call.v.dtype == torch.float32 and call.v.is_cuda and torch.backends.cuda.matmul.allow_tf32:
         tolerance = _TF32
     wrong = {name: error for name, error in found.items() if not error <= tolerance}
-    spills = [f"{name} stores {count} registers in its inner loop" for name, count in stored.items() if count]
-    return SelfCheckResult(
-        ", ".join(f"{name} by {error:.1g}" for name, error in wrong.items()) or None, ", ".join(spills) or None
-    )
-
-
-def _stores(compiled: object) -> int:
-    """Count the registers that a compiled kernel stores to memory in its inner loop. What it spills before the loop costs little.
-
-    Where no disassembler runs, every spilled register counts.
-    """
-    spilled = getattr(compiled, "n_spills", 0)
-    if not spilled:
-        return 0
-    try:
-        return machine_code.inner_loop(compiled.asm["cubin"])["STL"]  # type: ignore[attr-defined]
-    except (OSError, subprocess.SubprocessError):
-        return spilled
+    return SelfCheckResult(", ".join(f"{name} by {error:.1g}" for name, error in wrong.items()) or None)
 
 
 def errors(

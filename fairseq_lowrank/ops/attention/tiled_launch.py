@@ -50,7 +50,8 @@ def tile_of(kernel: str, together: int, dim: int, few: bool, positionwise: bool 
         return Tile(32, 64, 4, 1) if by_key else Tile(64, 32, 4, 2)
     # What a program accumulates, heads × block × columns in float32, takes half of the registers at most, and the scores of a
     # tile a part of the others. So each byte that is read serves as many rows as can be.
-    large, most = together * dim > 1024, 32 if by_query or (kernel == "key_gradients" and together < 8) else 64
+    small = by_query or (together < 8 and (kernel == "key_gradients" or dim > 64))
+    large, most = together * dim > 1024, 32 if small else 64
     block = min(most, max(16, min(32768 // (together * dim), 512 // together)))
     if few or (positionwise and by_query):  # matrices of queries and their gradient take registers too
         block = 16

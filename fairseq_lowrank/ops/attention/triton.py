@@ -34,13 +34,9 @@ from fairseq_lowrank.ops.attention.call import AttentionCall
 from fairseq_lowrank.ops.attention.mixing import DiagonalMixing, PositionwiseMixing, StaticMixing
 from fairseq_lowrank.ops.attention.recomputing import RecomputeBackend
 from fairseq_lowrank.ops.attention.scores import DotProduct
-from fairseq_lowrank.ops.attention.tree import is_traced
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MOST_HEADS, MOST_DIM = 32, 128
-COMPILED_RULES = ((None, None), (None, StaticMixing), (None, PositionwiseMixing), (StaticMixing, StaticMixing))
-"""Mixing before and after the softmax, and below numbers of heads and their size: see :func:`is_precompiled_config`."""
-COMPILED_SIZES = ((8, 32), (16, 32), (8, 64), (12, 64), (16, 64))
 _INSTALLED = importlib.util.find_spec("triton") is not None
 
 
@@ -103,43 +99,6 @@ def device_unsupported_reason(device: torch.device, dtype: torch.dtype) -> str |
     elif torch.cuda.get_device_capability(device) < (8, 0):
         return "its kernels need compute capability 8.0 or newer"
     return None if _is_recent() else "its kernels need Triton 3.3 or newer, which torch 2.7 brings"
-
-
-def is_precompiled_config(call: AttentionCall) -> bool:
-    """Return True if the kernels of ``call`` were compiled for sm_80, sm_90 and sm_100 without a spill.
-
-    They keep all in registers and shared memory (benchmarks/results/kernels.json). While a call is traced, "auto" takes no other
-    kernels of this backend; otherwise it takes those that :func:`keeps_registers` finds right on this device.
-
-    A finite set, so that all of it could be tried: the mixing of our presets (matrices of queries in float32, as
-    :meth:`~.mixing.PositionwiseMixing.of_queries` makes them), or sigsoftmax, each head with its own key and value, these
-    numbers and sizes of heads, causality that hides later keys, and padding.
-    """
-    heads, mask = call.scores.shape[1], call.mask
-    mixing = call.prob_mixing if call.mixes_weights else None
-    rules = tuple(None if rule is None else type(rule) for rule in (call.score_mixing, mixing))
-    # Sigsoftmax with mixing is left out: it spills a few registers.
-    composition = rules in COMPILED_RULES and (call.activation == "softmax" or rules == (None, None))
-    composition = composition and not (isinstance(mixing, PositionwiseMixing) and mixing.weight.dtype != torch.float32)
-    sizes = (heads, call.v.size(3)) in COMPILED_SIZES and call.v.size(3) == call.dot_product.q.size(3)
-    shared = call.dot_product.k.size(1) != heads or call.v.size(1) != heads
-    counted = mask.causal and (mask.num_appended_keys or mask.query_repeats > 1)
-    return composition and sizes and not (shared or counted or call.dropout_p or mask.additive is not None)
-
-
-def keeps_registers(call: AttentionCall, backend: str = "triton") -> bool:
-    """Return True if the kernels of ``call``, tried on its device, are right, fit, and spill no register in a loop.
-
-    Kernels of calls whose time was measured may spill: the time has it. A compiler that looks at operations without running them
-    is told so.
-    """
-    if is_traced(call.v):
-        return True
-    from fairseq_lowrank.ops.attention import gpu_times, selfcheck
-
-    with without_autocast(call.v):
-        plain = call if call.mixes_weights else call.replace(prob_mixing=None)
-        return selfcheck.keeps_registers(plain, backend, fallback(plain, backend).name, gpu_times.is_measured(call))
 
 
 def fallback(call: AttentionCall, backend: str) -> RecomputeBackend:

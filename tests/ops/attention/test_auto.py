@@ -3,6 +3,7 @@
 import importlib
 import itertools
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ import torch
 from attention_problems import LargestTensor, attend, call_of, leaves, mixing_of
 
 from fairseq_lowrank.ops import AttentionMask, PositionwiseMixing, StaticMixing
-from fairseq_lowrank.ops.attention import gpu_times
+from fairseq_lowrank.ops.attention import auto, gpu_times
 
 operation = importlib.import_module("fairseq_lowrank.ops.attention")  # its function has the same name in ops
 HEADS, DIM, LENGTH = 4, 2, 1024
@@ -24,6 +25,7 @@ MASKS = {
     "appended": AttentionMask(True, num_appended_keys=1),
     "beams": AttentionMask(True, query_repeats=4),
     "window": AttentionMask(True, window=100),
+    "bias": AttentionMask(True, additive=torch.zeros(LENGTH)),
 }
 RULES = [("none", "none"), ("static", "static"), ("none", "positionwise"), ("none", "diagonal")]
 CASES = list(
@@ -50,6 +52,12 @@ def problem(mask, groups, activation, rules, dropout_p, length=LENGTH, dim=DIM):
     }
 
 
+def taken(call):
+    """Names of backends in the order of the rule, of those that can compute ``call`` on some device."""
+    names = [name for row in auto.RULE if row.fits(call) for name in row.backends]
+    return [name for name in names if auto.BACKENDS[name].unsupported_reason(call) is None]
+
+
 @pytest.mark.parametrize("case", CASES[::7], ids=str)
 def test_auto_makes_no_tensor_of_all_scores(case):
     built = problem(*case)
@@ -74,36 +82,34 @@ def test_auto_makes_no_tensor_of_all_scores_where_values_have_another_size(mask,
 def test_what_auto_prefers_anywhere_can_be_computed_in_linear_memory(case, device_type):
     """Asked of a stand-in for the device: the choice reads shapes and the kind of device alone."""
     call = operation_call(problem(*case), device_type)
-    chosen = next(module for module in operation._preference(call) if module.unsupported_reason(call) is None)
-    assert chosen is not operation.reference
-    if chosen is operation.sdpa:
-        assert not operation.sdpa.needs_causal_tensor(call)
+    chosen = taken(call)[0]
+    assert chosen != "reference"
+    if chosen == "sdpa":
+        assert not auto.sdpa.needs_causal_tensor(call)
+
+
+def on_gpu(dtype=torch.bfloat16, device_type="cuda", rules=("static", "static"), mask="causal", heads=8, queries=16, **changes):  # fmt: skip
+    """What ``auto`` takes for a call on a stand-in for a GPU."""
+    sizes = {"q": 32, "k": 32, "v": 32} | changes.pop("dims", {})
+    groups = {"q": heads, "k": heads, "v": heads} | changes.pop("groups", {})
+    lengths = {"q": queries, "k": 16, "v": 16}
+    built = {name: torch.zeros(1, groups[name], lengths[name], sizes[name]) for name in "qkv"}
+    scores = (1, heads, queries, 16)
+    built |= {"mask": MASKS[mask]} | changes
+    before, after = (mixing_of(rule, torch.zeros, scores) for rule in rules)
+    call = operation_call(built | {"score_mixing": before, "prob_mixing": after}, device_type)
+    call.v.dtype = dtype
+    return taken(call)[0]
 
 
 def test_on_a_gpu_half_precision_takes_the_kernels():
-    """Whether they keep their registers there is asked when they are first used."""
-
-    def first(dtype=torch.bfloat16, device_type="cuda", rules=("static", "static"), mask="causal", heads=8, **changes):
-        def heads_of(groups, dim):
-            return torch.zeros(1, groups, 16, dim)
-
-        sizes = {"q": 32, "k": 32, "v": 32} | changes.pop("dims", {})
-        groups = {"q": heads, "k": heads, "v": heads} | changes.pop("groups", {})
-        built = {name: heads_of(groups[name], sizes[name]) for name in "qkv"} | {"mask": MASKS[mask]} | changes
-        scores = (1, heads, 16, 16)
-        built |= {
-            name: mixing_of(rule, torch.zeros, scores)
-            for name, rule in zip(("score_mixing", "prob_mixing"), rules, strict=True)
-        }
-        call = operation_call(built, device_type)
-        call.v.dtype = dtype
-        return next(module for module in operation._preference(call) if module.unsupported_reason(call) is None)
-
-    taken = [
+    """Whether they are right there is asked when they are first used."""
+    accepted = [
         {},
         {"dtype": torch.float16},
         {"rules": ("none", "positionwise"), "mask": "none"},
         {"rules": ("none", "static"), "heads": 16, "dims": dict.fromkeys("qkv", 64), "dropout_p": 0.1},
+        {"rules": ("none", "static"), "heads": 12, "dims": dict.fromkeys("qkv", 64)},
         {"rules": ("none", "none"), "activation": "sigsoftmax"},
         {"rules": ("none", "none"), "mask": "causal and padding"},
         {"rules": ("none", "diagonal"), "activation": "sigsoftmax"},
@@ -111,6 +117,8 @@ def test_on_a_gpu_half_precision_takes_the_kernels():
         {"rules": ("none", "static"), "activation": "sigsoftmax"},
         {"mask": "appended"},
         {"mask": "beams"},
+        {"mask": "window"},
+        {"mask": "bias"},
         {"heads": 4},
         {"heads": 32},
         {"groups": {"k": 2}},
@@ -120,71 +128,88 @@ def test_on_a_gpu_half_precision_takes_the_kernels():
         {"rules": ("static", "none")},
         {"rules": ("diagonal", "static")},
     ]
-    assert [first(**change) for change in taken] == [operation.triton] * len(taken)
-    not_taken = [
+    assert [on_gpu(**change) for change in accepted] == ["tiled"] * len(accepted)
+    for other in (
         {"dtype": torch.float32},
-        {"device_type": "cpu"},
-        {"mask": "window"},
+        {"device_type": "cpu", "heads": 32},
+        {"mask": "documents"},
         {"heads": 33},
         {"dims": dict.fromkeys("qkv", 136)},
-    ]
-    assert operation.triton not in [first(**change) for change in not_taken]
-    assert first(rules=("none", "none")) is operation.sdpa
-    measured = {"rules": ("none", "static"), "heads": 16, "dims": dict.fromkeys("qkv", 64)}
-    assert first(**measured) is operation.tiled and first(**measured, dtype=torch.float32) is operation.blocked
+    ):
+        assert on_gpu(**other) == "blocked"
+    assert on_gpu(rules=("none", "none")) == "sdpa"
+    assert on_gpu(queries=1) == on_gpu(need_weights=True) == "reference"
+    assert on_gpu(rules=("none", "none"), activation="sigsoftmax", dims=dict.fromkeys("qkv", 24)) == "triton"
 
 
-def test_a_traced_call_on_a_gpu_takes_only_kernels_that_were_timed_or_compiled(monkeypatch):
-    """It is not tried on the device. What was compiled is in benchmarks/results/kernels.json."""
-    monkeypatch.setattr(operation, "is_traced", lambda tensor: True)
-
-    def kernels_of(heads, dim, **options):
-        built = problem("causal", (heads, heads), "softmax", ("none", "none"), 0.0, 16)
-        built |= {name: torch.zeros(1, heads, 16, dim) for name in "qkv"}
-        built["prob_mixing"] = StaticMixing(torch.eye(heads))
-        return chosen_on_a_gpu(built | options)
-
-    monkeypatch.setattr(operation.triton, "device_unsupported_reason", lambda device, dtype: None)
-    assert kernels_of(16, 64) is kernels_of(8, 64) is operation.tiled
-    assert kernels_of(16, 32) is operation.triton
-    assert kernels_of(4, 64) is kernels_of(16, 128) is kernels_of(16, 64, dropout_p=0.1) is operation.blocked
+def test_a_traced_call_on_a_gpu_takes_the_kernels(monkeypatch):
+    """It is not tried on the device before it runs."""
+    monkeypatch.setattr(auto, "is_traced", lambda tensor: True)
+    monkeypatch.setattr(auto.triton, "device_unsupported_reason", lambda device, dtype: None)
+    monkeypatch.setattr(auto, "_is_right_here", lambda name, call: pytest.fail("it is traced"))
+    on_cuda = operation_call(mixed(groups=(4, 4)), "cuda")
+    on_cuda.v.dtype = torch.bfloat16
+    assert auto.fastest(on_cuda) == "tiled"
+    assert on_gpu(rules=("none", "none")) == "sdpa" and on_gpu(queries=1) == "tiled"
 
 
-def test_the_choice_on_a_gpu_is_traced_for_any_number_of_heads():
+@pytest.mark.parametrize(
+    ("results", "chosen"),
+    [
+        ({"tiled": (None,)}, "tiled"),
+        ({"tiled": ("OutOfResources: 268288", False), "triton": (None,)}, "triton"),
+        ({"tiled": ("q by 0.3",), "triton": ("OutOfResources: 268288", False)}, "blocked"),
+    ],
+)
+def test_kernels_that_are_wrong_or_do_not_fit_here_are_passed_over(results, chosen, monkeypatch):
+    """Those that are wrong are named in a warning."""
+    pytest.importorskip("triton")
+    from fairseq_lowrank.ops.attention import selfcheck
+
+    monkeypatch.setattr(auto, "_kind", lambda call: "cuda")
+    monkeypatch.setattr(auto.triton, "device_unsupported_reason", lambda device, dtype: None)
+    monkeypatch.setattr(selfcheck, "checked", lambda call, name: selfcheck.SelfCheckResult(*results[name]))
+    monkeypatch.setattr(selfcheck, "_warned", set())
+    call = call_of(**{name: torch.zeros(1, 2, 16, 32).bfloat16() for name in "qkv"}, activation="sigsoftmax")
+    wrong = [name for name, result in results.items() if result[0] and len(result) == 1]
+    with pytest.warns(RuntimeWarning, match=f"the {wrong[0]} kernels cannot be used") if wrong else nullcontext():
+        assert auto.fastest(call) == chosen
+
+
+def test_the_choice_on_a_gpu_is_traced_for_any_number_of_heads(monkeypatch):
+    monkeypatch.setattr(auto, "_kind", lambda call: "cuda")
+    monkeypatch.setattr(auto.triton, "device_unsupported_reason", lambda device, dtype: None)
+
     def number(x, weight):
         call = call_of(x, x, x, mask=AttentionMask(True), prob_mixing=StaticMixing(weight))
-        return x * len(gpu_times.kernels(call))
+        return x * (auto.fastest(call) == "tiled")
 
     run = torch.compile(number, dynamic=True, backend="eager", fullgraph=True)
-    for heads, kernels in ((16, 2), (8, 2), (4, 1)):
-        assert run(torch.ones(1, heads, 3, 64), torch.eye(heads)).max() == kernels
+    for heads, tiled in ((16, 1), (8, 1), (33, 0)):
+        assert run(torch.ones(1, heads, 3, 64).bfloat16(), torch.eye(heads)).max() == tiled
 
 
-def test_the_choice_on_a_gpu_is_what_was_measured_or_predicted():
-    """Two measured cells decide between the kernels and SDPA for each value; a prediction has to be clear."""
-    measured, other = mixed(groups=(4, 4)), mixed(groups=(4, 4), dim=32)
-    assert gpu_times.is_measured(call_of(**measured)) and not gpu_times.is_measured(call_of(**other))
-    assert "measured, picoseconds a score: sdpa 21.5, triton 85.0" in gpu_times.reason(call_of(**measured), "sdpa")
-    assert gpu_times.reason(call_of(**other), "sdpa").startswith("sdpa (predicted")
-    eight = call_of(**{name: torch.zeros(1, 8, 512, 32) for name in "qkv"}, prob_mixing=StaticMixing(torch.eye(8)))
-    cost = gpu_times.times(eight)
-    assert cost["sdpa"] < cost["triton"] and not gpu_times.prefers_sdpa(eight)  # within the error
-    assert not gpu_times.is_measured(call_of(**measured | {"dropout_p": 0.1}))
+def test_the_rule_takes_what_was_measured_as_the_fastest(monkeypatch):
+    """In every cell. A cell that says otherwise needs a row of its own."""
+    monkeypatch.setattr(auto.sdpa, "is_fused", lambda call: True)
+    for cell, cost in gpu_times.MEASURED.items():
+        sizes = (1, cell.heads, 1024, cell.dim)
+        kinds = {StaticMixing: "static", PositionwiseMixing: "positionwise", None: "none"}
+        before, after = (mixing_of(kinds[rule], torch.zeros, (1, cell.heads, 1024, 1024)) for rule in cell[:2])
+        built = {name: torch.zeros(sizes, device="meta") for name in "qkv"} | {"mask": MASKS["causal"]}
+        built |= {"score_mixing": before, "prob_mixing": after, "activation": cell.activation}
+        call = operation_call(built, "cuda")
+        call.v.dtype = torch.bfloat16
+        assert taken(call)[0] == gpu_times.fastest(call) == min(cost, key=cost.get)
+        assert gpu_times.describe(call).startswith(f"measured, picoseconds a score: {taken(call)[0]} ")
+        assert gpu_times.fastest(call.replace(dropout_p=0.1)) is None
 
 
-def test_the_kernels_are_taken_by_a_table_of_measured_times(monkeypatch):
-    """A made-up cell decides, and says why. Calls that no cell has take what was taken before."""
-    monkeypatch.setattr(operation.sdpa, "is_fused", lambda call: False)
-    call = call_of(**mixed(dim=32))
-    assert gpu_times.kernels(call) == ["triton"]
-    for tiled, wanted in ((7.0, ["tiled", "triton"]), (9.0, ["triton", "tiled"])):
-        monkeypatch.setitem(gpu_times.MEASURED, gpu_times.cell(call), {"triton": 8.0, "tiled": tiled})
-        assert gpu_times.kernels(call) == wanted and not gpu_times.prefers_sdpa(call)
-        on_gpu = operation_call(mixed(dim=32), "cuda")
-        on_gpu.v.dtype = torch.bfloat16
-        first, second, *_ = operation._preference(on_gpu)
-        assert [first, second] == [getattr(operation, name) for name in wanted]
-    assert gpu_times.reason(call, "triton") == "triton (measured, picoseconds a score: triton 8.0, tiled 9.0)"
+def test_the_page_shows_the_rule():
+    """The table of docs/kernels.md has the rows of the code."""
+    page = (Path(__file__).resolve().parents[3] / "docs/kernels.md").read_text()
+    rows = [f"| {', '.join(f'`{name}`' for name in row.backends)} | {row.calls} |" for row in auto.RULE]
+    assert "\n".join(rows) in page
 
 
 RESULTS = Path(__file__).resolve().parents[3] / "benchmarks/results"
@@ -211,15 +236,15 @@ def test_the_measured_times_are_those_of_the_file():
 
 @pytest.fixture
 def without_triton(monkeypatch):
-    monkeypatch.setattr(operation.triton, "device_unsupported_reason", lambda device, dtype: "triton is not installed")
-    monkeypatch.setattr(operation.sdpa, "is_fused", lambda call: True)
+    monkeypatch.setattr(auto.triton, "device_unsupported_reason", lambda device, dtype: "triton is not installed")
+    monkeypatch.setattr(auto.sdpa, "is_fused", lambda call: True)
 
 
 def chosen_on_a_gpu(built, dtype=torch.bfloat16, device_type="cuda"):
     call = operation_call(built, device_type)
     call.v.dtype = dtype
-    candidates = (module for module in operation._preference(call) if module.unsupported_reason(call) is None)
-    return next(module for module in candidates if module.device_unsupported_reason(device_type, dtype) is None)
+    runs = (name for name in taken(call) if auto.BACKENDS[name].device_unsupported_reason(device_type, dtype) is None)
+    return next(runs)
 
 
 def mixed(mask="causal", groups=(4, 4), rules=("none", "static"), length=512, dim=64, **options):
@@ -229,9 +254,9 @@ def mixed(mask="causal", groups=(4, 4), rules=("none", "static"), length=512, di
 
 
 def test_on_a_gpu_without_triton_pytorchs_kernels_mix_where_they_have_few_columns_to_read(without_triton):
-    assert chosen_on_a_gpu(mixed()) is operation.sdpa
-    assert chosen_on_a_gpu(mixed(mask="none", groups=(1, 1), length=128)) is operation.sdpa
-    assert chosen_on_a_gpu(mixed(groups=(4, 2), dim=128)) is operation.sdpa
+    assert chosen_on_a_gpu(mixed()) == "sdpa"
+    assert chosen_on_a_gpu(mixed(mask="none", groups=(1, 1), length=128)) == "sdpa"
+    assert chosen_on_a_gpu(mixed(groups=(4, 2), dim=128)) == "sdpa"
     for other in (
         mixed(length=511),
         mixed(dim=72, length=1024),
@@ -245,22 +270,23 @@ def test_on_a_gpu_without_triton_pytorchs_kernels_mix_where_they_have_few_column
         mixed(activation="sigsoftmax"),
         mixed(dropout_p=0.1),
     ):
-        assert chosen_on_a_gpu(other) is operation.blocked
-    assert chosen_on_a_gpu(mixed(), torch.float32) is operation.blocked
-    assert chosen_on_a_gpu(mixed(), device_type="cpu") is operation.blocked
-    assert chosen_on_a_gpu(mixed(need_weights=True)) is operation.reference
+        assert chosen_on_a_gpu(other) == "blocked"
+    assert chosen_on_a_gpu(mixed(), torch.float32) == "blocked"
+    assert chosen_on_a_gpu(mixed(), device_type="cpu") == "blocked"
+    assert chosen_on_a_gpu(mixed(need_weights=True)) == "reference"
 
 
 def test_on_a_gpu_whose_pytorch_would_build_all_weights_blocks_mix(without_triton, monkeypatch):
-    monkeypatch.setattr(operation.sdpa, "is_fused", lambda call: False)
-    assert chosen_on_a_gpu(mixed()) is operation.blocked
+    monkeypatch.setattr(auto.sdpa, "is_fused", lambda call: False)
+    assert chosen_on_a_gpu(mixed()) == "blocked"
 
 
 def test_on_a_gpu_our_kernels_mix_where_they_run(without_triton, monkeypatch):
-    monkeypatch.setattr(operation.triton, "device_unsupported_reason", lambda device, dtype: None)
-    assert chosen_on_a_gpu(mixed()) is operation.sdpa  # as measured
-    assert chosen_on_a_gpu(mixed(mask="padding", length=1024)) is operation.triton
-    assert chosen_on_a_gpu(mixed(groups=(1, 1), dim=160)) is operation.sdpa
+    monkeypatch.setattr(auto.triton, "device_unsupported_reason", lambda device, dtype: None)
+    assert chosen_on_a_gpu(mixed()) == "sdpa"  # as measured
+    assert chosen_on_a_gpu(mixed(dim=32)) == "tiled"
+    assert chosen_on_a_gpu(mixed(mask="padding", length=1024)) == "tiled"
+    assert chosen_on_a_gpu(mixed(groups=(1, 1), dim=160)) == "sdpa"
 
 
 def operation_call(built, device_type):
@@ -291,8 +317,7 @@ def operation_call(built, device_type):
 )
 def test_on_a_cpu_the_choice_is_that_of_the_page_on_performance(rules, groups, dim, length, mask, chosen):
     call = operation_call(problem(mask, groups, "softmax", rules, 0.0, length, dim), "cpu")
-    found = next(backend for backend in operation._preference(call) if backend.unsupported_reason(call) is None)
-    assert found is getattr(operation, chosen)
+    assert taken(call)[0] == chosen
 
 
 @pytest.mark.parametrize("groups", [4, 1])
@@ -300,14 +325,14 @@ def test_on_a_cpu_the_choice_is_that_of_the_page_on_performance(rules, groups, d
 def test_a_single_query_without_mixing_takes_no_blocks(groups, mask):
     built = problem(mask, (groups, groups), "softmax", ("none", "none"), 0.0, 256, dim=4)
     built["q"] = built["q"][:, :, :1]
-    assert operation._preference(operation_call(built, "cpu"))[0] is operation.sdpa
+    assert taken(operation_call(built, "cpu"))[0] == "sdpa"
 
 
 @pytest.mark.parametrize("groups", [4, 1])
 def test_all_scores_of_a_single_query_are_computed_at_once(groups):
     built = problem("none", (groups, groups), "softmax", ("none", "static"), 0.0)
     built["q"] = built["q"][:, :, :1]
-    assert operation._preference(operation_call(built, "cpu"))[0] is operation.reference
+    assert taken(operation_call(built, "cpu"))[0] == "reference"
 
 
 @pytest.mark.parametrize("mixing", ["none", "static"])
@@ -316,21 +341,22 @@ def test_a_traced_call_has_one_choice_for_all_lengths(mixing):
     choices = []
     for queries in (LENGTH, 1):
         built["q"] = built["q"][:, :, :queries]
-        choices.append(operation._preference(call_of(**built).map_tensors(lambda tensor: tensor.to("meta"))))
+        choices.append(taken(call_of(**built).map_tensors(lambda tensor: tensor.to("meta"))))
     assert choices[0] == choices[1]
 
 
 def test_a_backend_that_does_not_run_here_is_passed_over_and_refused_by_name(monkeypatch):
     built = problem("causal", (4, 4), "softmax", ("none", "none"), 0.0)
     expected, _ = attend(**built, backend="blocked")
-    monkeypatch.setattr(operation.sdpa, "device_unsupported_reason", lambda device, dtype: "it wants another")
-    monkeypatch.setattr(operation.sdpa, "compute", lambda call: pytest.fail("it does not run"))
+    monkeypatch.setattr(auto.sdpa, "device_unsupported_reason", lambda device, dtype: "it wants another")
+    monkeypatch.setattr(auto.sdpa, "compute", lambda call: pytest.fail("it does not run"))
     torch.testing.assert_close(attend(**built)[0], expected)
     with pytest.raises(
         ValueError, match=r"backend='sdpa' does not run on cpu in torch\.float32: it wants another; use"
     ):
         attend(**built, backend="sdpa")
     # on a GPU the message names what "auto" takes
-    monkeypatch.setitem(operation._PREFERENCES, "cpu", operation._PREFERENCES["cuda"])
+    call = call_of(**{name: torch.zeros(1, 2, 3, 4, device="meta") for name in "qkv"})
+    on_gpu = operation_call({"q": call.scores.q, "k": call.scores.k, "v": call.v}, "cuda")
     with pytest.raises(ValueError, match=r"it wants another; use backend='auto', which takes 'blocked'$"):
-        attend(**built, backend="sdpa")
+        operation.check_device("sdpa", on_gpu)

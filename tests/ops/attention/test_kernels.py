@@ -1,23 +1,13 @@
 """The kernels of the triton backend, compiled for chips that are not here: they fit, and no register is spilled."""
 
-import itertools
 import json
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
-from fairseq_lowrank.ops import (
-    AttentionCall,
-    AttentionMask,
-    DiagonalMixing,
-    DotProduct,
-    PositionwiseMixing,
-    StaticMixing,
-)
+from fairseq_lowrank.ops import PositionwiseMixing, StaticMixing
 
 pytest.importorskip(
     "triton", "3.6", reason="Triton has no wheel here, or is older than its compiler's interface that is used"
@@ -33,7 +23,6 @@ from kernels import Configuration
 
 from fairseq_lowrank.ops.attention import gpu_times, selfcheck
 from fairseq_lowrank.ops.attention.tiled_launch import tile_of
-from fairseq_lowrank.ops.attention.triton import is_precompiled_config
 
 # The widest of each pass; benchmarks/kernels.py compiles all.
 CASES = [
@@ -52,7 +41,7 @@ def test_kernels_fit_a_chip_without_spilling(chip, mixing, activation, names):
     for kernel in found.values():
         assert kernel.fits, kernel
         assert kernel.blocks >= 1
-    # as in the file: else something was changed, and benchmarks/kernels.py --auto has to compile again
+    # as in the file: else something was changed, and benchmarks/kernels.py --triton has to compile again
     recorded = {kernel.kernel: kernel for kernel in kernels.read().get(one, ())}
     assert triton.__version__ in {known.triton for known in kernels.read()}
     assert found == {name: recorded[name] for name in names}
@@ -77,55 +66,12 @@ def test_a_spill_is_seen(monkeypatch):
     assert one.stack > 0 and not one.fits
 
 
-def offered():
-    """Calls of every composition and size, and such as differ from what was compiled, which have no name."""
-    rules = {
-        "none": (None, None),
-        "gain": (None, DiagonalMixing),
-        "A": (None, StaticMixing),
-        "B": (None, PositionwiseMixing),
-        "talking heads": (StaticMixing, StaticMixing),
-        "mixed scores": (StaticMixing, None),
-        "scaled scores": (DiagonalMixing, StaticMixing),
-    }
-    sizes = itertools.product((1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 16, 17, 32), (8, 16, 24, 32, 48, 64, 80, 128))
-    for (name, kinds), activation, (heads, dim) in itertools.product(rules.items(), kernels.ACTIVATIONS, sizes):
-        shapes = {StaticMixing: (heads, heads), DiagonalMixing: (heads,), PositionwiseMixing: (1, 2, heads, heads)}
-        before, after = (kind and kind(torch.empty(shapes[kind], device="meta")) for kind in kinds)
-
-        def projected(count, size):
-            return torch.empty(1, count, 2, size, device="meta")
-
-        q = k = v = projected(heads, dim)
-        plain = AttentionCall(DotProduct(q, k), v, AttentionMask(True), None, before, after, activation)
-        yield ("none" if name == "gain" else name, activation, heads, dim), plain
-        for mask in (
-            AttentionMask(True, query_repeats=2),
-            AttentionMask(True, num_appended_keys=1),
-            AttentionMask(additive=q[0, 0]),
-        ):
-            yield None, replace(plain, mask=mask)
-        yield None, replace(plain, dropout_p=0.1)
-        yield None, replace(plain, v=projected(heads, dim + 16))
-        if kinds[1] is PositionwiseMixing:
-            yield None, replace(plain, prob_mixing=kinds[1](after.weight.half()))
-        if heads > 1:
-            yield None, replace(plain, scores=DotProduct(q, projected(1, dim)))
-            yield None, replace(plain, v=projected(1, dim))
-
-
-def test_all_that_auto_takes_was_compiled_and_spills_nothing():
-    """For every chip, by each version of Triton in the file; and the file has no more."""
-    recorded = kernels.read()
-    taken = {name for name, call in offered() if is_precompiled_config(call)}
-    assert taken and None not in taken
+def test_the_file_has_the_kernels_of_triton_and_they_spill_nothing():
+    """For every chip, by each version of Triton in the file."""
+    recorded = {one: found for one, found in kernels.read().items() if one.backend == "triton"}
     versions = {one.triton for one in recorded}
-    axes = itertools.product(taken, kernels.CHIPS, versions)
-    needed = {Configuration(*name, chip, triton=version) for name, chip, version in axes}
-    assert needed and needed <= set(recorded)
-    of_auto = {one: found for one, found in recorded.items() if one.backend == "triton"}
-    assert set(of_auto) == {one._replace(triton=version) for one in kernels.of_auto() for version in versions}
-    for one, found in of_auto.items():
+    assert set(recorded) == {one._replace(triton=version) for one in kernels.of_triton() for version in versions}
+    for one, found in recorded.items():
         assert found and all(kernel.fits for kernel in found), one
 
 

@@ -1,9 +1,6 @@
 """The triton backend: on a GPU (--device cuda), or interpreted on the CPU (TRITON_INTERPRET=1, see test_triton_here.py)."""
 
-import importlib
 import warnings
-from collections import Counter
-from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -17,7 +14,7 @@ from fairseq_lowrank.cli import env, main
 from fairseq_lowrank.cli.check_kernels import common_calls, describe_choice
 from fairseq_lowrank.ops import AttentionCall, AttentionMask, PositionwiseMixing, StaticMixing
 from fairseq_lowrank.ops.attention import attention as operation
-from fairseq_lowrank.ops.attention import launch, selfcheck, triton
+from fairseq_lowrank.ops.attention import auto, launch, selfcheck, triton
 from fairseq_lowrank.ops.attention.tree import TensorTree
 
 HEADS, LENGTH = 3, 20
@@ -334,68 +331,41 @@ def test_kernels_that_do_not_run_are_noticed(device, checked, monkeypatch):
 
 
 @pytest.fixture
-def held(device, monkeypatch):
-    """A call that "auto" leaves to the kernels, and how it is tried with what the compiler would have made of them."""
-    operation = importlib.import_module("fairseq_lowrank.ops.attention")
-    preferred = operation._Preference(triton=(torch.bfloat16,))
-    monkeypatch.setitem(operation._PREFERENCES, torch.device(device).type, preferred)
-    monkeypatch.setattr(operation.gpu_times, "kernels", lambda call: ["triton"])
+def kernels_of(device, monkeypatch):
+    """Heads of a call that "auto" leaves to these kernels, and the kernels that a backend launched."""
+    monkeypatch.setattr(auto, "_kind", lambda call: "cuda")
+    monkeypatch.setattr(auto.tiled, "unsupported_reason", lambda call: "what is tested here")
     built = problem(device, prob_mixing="static", heads=8, dims=(32, 32))
     built = {name: narrowed(part, torch.bfloat16) for name, part in built.items()}
-    assert triton.is_precompiled_config(call_of(**built))
     run, launched = launch.Kernel.run, []
 
-    def compiled_to(outcome):
-        def launched_as(kernel):
-            launched.append(kernel.name)
-            run(kernel)
-            return outcome(kernel)
+    def launched_as(kernel):
+        launched.append(kernel.name)
+        return run(kernel)
 
-        monkeypatch.setattr(launch.Kernel, "run", launched_as)
-        monkeypatch.setattr(launch.Launch.__init__, "__defaults__", (launched_as,))
+    monkeypatch.setattr(launch.Kernel, "run", launched_as)
+    monkeypatch.setattr(launch.Launch.__init__, "__defaults__", (launched_as,))
 
-    def kernels_of(backend):
+    def computed(backend):
         launched.clear()
         heads, _ = attend(**built, backend=backend)
         return heads, list(launched)
 
-    return compiled_to, kernels_of
+    return computed
 
 
-def spilled_in_loops(monkeypatch, kernel, stores):
-    """What the compiler made of a kernel that spills, with so many stores in its inner loop."""
-    monkeypatch.setattr(selfcheck.machine_code, "inner_loop", lambda code: Counter(STL=stores * (code == b"row_sums")))
-    return SimpleNamespace(n_spills=8, asm={"cubin": kernel.name.encode()})
-
-
-def test_auto_takes_the_kernels_where_they_store_nothing_in_a_loop(held, checked, monkeypatch):
-    compiled_to, kernels_of = held
-    compiled_to(lambda kernel: spilled_in_loops(monkeypatch, kernel, 0))
-    kernels_of("auto")
+def test_auto_takes_the_kernels_after_a_check(kernels_of, checked):
+    assert "row_sums" in kernels_of("auto")[1]  # when it was tried
     heads, launched = kernels_of("auto")
     assert launched == ["row_statistics", "attend"]
     assert torch.equal(heads, kernels_of("triton")[0])
 
 
-def test_auto_leaves_to_blocks_what_stores_registers_in_a_loop_here(held, checked, monkeypatch):
-    compiled_to, kernels_of = held
-    compiled_to(lambda kernel: spilled_in_loops(monkeypatch, kernel, 3))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        _, launched = kernels_of("auto")
-        assert "row_sums" in launched  # when it was tried
-        heads, launched = kernels_of("auto")
-        assert launched == [] and torch.equal(heads, kernels_of("blocked")[0])
-        assert kernels_of("triton")[1] == ["row_statistics", "attend"]
-
-
-def test_auto_leaves_to_blocks_what_lacks_shared_memory_here_and_says_nothing(held, checked):
-    compiled_to, kernels_of = held
-
+def test_auto_leaves_to_blocks_what_lacks_shared_memory_here_and_says_nothing(kernels_of, checked, monkeypatch):
     def larger_than_the_chip(kernel):
         raise OutOfResources(147456, 101376, "shared memory")
 
-    compiled_to(larger_than_the_chip)
+    monkeypatch.setattr(launch.Kernel, "run", larger_than_the_chip)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         heads, _ = kernels_of("auto")
@@ -404,17 +374,15 @@ def test_auto_leaves_to_blocks_what_lacks_shared_memory_here_and_says_nothing(he
         assert torch.equal(heads, kernels_of("triton")[0])
 
 
-def test_a_recorded_graph_has_what_its_warm_up_found(held, checked, monkeypatch):
-    compiled_to, kernels_of = held
-    compiled_to(lambda kernel: spilled_in_loops(monkeypatch, kernel, 3))
+def test_a_recorded_graph_has_what_its_warm_up_found(kernels_of, monkeypatch):
     monkeypatch.setattr(selfcheck, "_is_recorded", lambda call: True)
     monkeypatch.setattr(
         selfcheck, "self_check", lambda *call: pytest.fail("nothing is compared while a graph is recorded")
     )
     assert kernels_of("auto")[1] == ["row_statistics", "attend"]  # nothing is known
     monkeypatch.setattr(selfcheck, "_is_recorded", lambda call: False)
-    monkeypatch.setattr(selfcheck, "self_check", TRIAL)
-    kernels_of("auto")
+    monkeypatch.setattr(selfcheck, "self_check", lambda *call: selfcheck.SelfCheckResult("OutOfResources", fits=False))
+    assert kernels_of("auto")[1] == []
     monkeypatch.setattr(selfcheck, "_is_recorded", lambda call: True)
     assert kernels_of("auto")[1] == []
 
@@ -448,7 +416,7 @@ def random_cases_alone(device):
 
 
 def test_kernels_that_do_not_fit_are_not_wrong(random_cases_alone, capsys, monkeypatch):
-    larger = selfcheck.SelfCheckResult("OutOfResources: 268288", "shared memory", fits=False)
+    larger = selfcheck.SelfCheckResult("OutOfResources: 268288", fits=False)
     results = iter([larger, selfcheck.SelfCheckResult(None), larger])
     monkeypatch.setattr(selfcheck, "self_check", lambda *call: next(results))
     assert random_cases_alone("--cases", "3", "--dtype", "float32") == 0
@@ -519,9 +487,7 @@ def test_what_it_cannot_compute_is_said(device):
 @pytest.fixture
 def pretended(device, monkeypatch):
     """The rows of ``env`` where these self-checks of the backends have these results, and "auto" prefers their kernels."""
-    operation = importlib.import_module("fairseq_lowrank.ops.attention")
-    preferred = operation._Preference(triton=(torch.bfloat16,))
-    monkeypatch.setitem(operation._PREFERENCES, torch.device(device).type, preferred)
+    monkeypatch.setattr(auto, "_kind", lambda call: "cuda")
 
     def rows(**results):
         monkeypatch.setattr(selfcheck, "_results", {})
@@ -546,11 +512,8 @@ def test_env_checks_and_explains_what_auto_takes(device, pretended):
         warnings.simplefilter("error")
         rows = pretended(tiled=("q by 0.3",), triton=(None,))
     assert rows[name] == f"triton {WHY}; tiled is wrong (q by 0.3); triton equals the reference"
-    spilled = "row_sums stores 8 registers in its inner loop"
-    rows = pretended(tiled=("OutOfResources: 268288", "shared memory", False), triton=(None, spilled))
-    assert rows[name] == (
-        f"triton {WHY}; tiled needs more shared memory; triton equals the reference, but {spilled}"
-    )  # a time was measured, with the spills
+    rows = pretended(tiled=("OutOfResources: 268288", False), triton=(None,))
+    assert rows[name] == (f"triton {WHY}; tiled does not fit (OutOfResources: 268288); triton equals the reference")
 
 
 def test_check_kernels_fails_if_a_common_layer_is_wrong(device, pretended):
