@@ -38,7 +38,7 @@ MOST_VALUE_COLUMNS = 256
 
 
 class Cells(NamedTuple):
-    """Unmixed softmax attention on a CPU that is faster in blocks than in SDPA, from 16 queries on (docs/data/times.md)."""
+    """Unmixed softmax attention on a CPU that is faster in blocks than in SDPA, from 16 queries on."""
 
     causal: bool
     keys: range
@@ -112,7 +112,7 @@ def _is_faster_in_blocks(call: AttentionCall) -> bool:
 
 
 def _repeats_cheaply(call: AttentionCall) -> bool:
-    """SDPA once for each value costs less than blocks that mix heads, by operations and bytes (docs/data/kernels.md)."""
+    """SDPA once for each value costs less than blocks that mix heads, by operations and bytes."""
     if not isinstance(call.prob_mixing, StaticMixing) or not _may_run_kernels(call) or is_traced(call.v):
         return False
     few = sdpa.value_columns(call) <= min(MOST_VALUE_COLUMNS, call.scores.shape[3] // 2)
@@ -127,13 +127,13 @@ def _was_fastest_in_sdpa(call: AttentionCall) -> bool:
 
 RULE = (
     Row(("reference",), "under `torch.func` or in an export to ONNX", _is_opaque),
-    Row(("blocked",), "on a CPU, in a cell where blocks were timed as faster than SDPA", _is_faster_in_blocks),
-    Row(("sdpa",), "unmixed heads, if SDPA would store no T×S tensor, or on a CPU a small one", _suits_sdpa),
-    Row(("reference",), "a single query, or on a CPU fewer than 4,096 scores with own keys; not compiled", _is_few),
-    Row(("sdpa",), "mixed heads on a GPU, in a cell where one call for each value was timed as fastest", _was_fastest_in_sdpa),
-    Row(KERNELS, "on a GPU in half precision, if a check on this GPU found the kernels right", _may_run_kernels),
-    Row(("sdpa",), "there, one mixing matrix, at most 256 columns of values, no mask but causality", _repeats_cheaply),
-    Row(("blocked", "reference"), "all others; only `reference` returns weights and caps scores", lambda call: True),
+    Row(("blocked",), "unmixed heads on a CPU, in the cells where blocks were timed as faster (`FASTER_IN_BLOCKS`)", _is_faster_in_blocks),
+    Row(("sdpa",), "other unmixed heads, if SDPA would store no T×S tensor, or on a CPU one of at most 1,024 scores", _suits_sdpa),
+    Row(("reference",), "a single query, or on a CPU fewer than 4,096 scores of heads with own keys; not in compiled models", _is_few),
+    Row(("sdpa",), "mixed heads on a GPU, in the cells where a call for each value was timed as fastest (`gpu_times`)", _was_fastest_in_sdpa),
+    Row(KERNELS, "on a GPU in half precision, if a check on that GPU found these kernels right", _may_run_kernels),
+    Row(("sdpa",), "there, one mixing matrix after the softmax, at most 256 columns of values, no mask but causality", _repeats_cheaply),
+    Row(("blocked", "reference"), "all other calls; only `reference` returns weights and caps scores", lambda call: True),
 )  # fmt: skip
 
 
