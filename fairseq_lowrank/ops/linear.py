@@ -138,7 +138,8 @@ def is_faster(seconds: float = 0.1) -> bool:
 
     for function in (linear, _torch_linear):
         timed(function)
-    end, ratios = time.perf_counter() + seconds, []
+    ratios: list[float] = []
+    end = time.perf_counter() + seconds
     while time.perf_counter() < end or not ratios:
         ratios.append(timed(linear) / timed(_torch_linear))
     return statistics.median(ratios) <= MOST_RATIO
