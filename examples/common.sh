@@ -12,7 +12,8 @@
 # Environment variables:
 #   ROWS="h4-mha h4-mixhead-a"   only these rows                 SEED=1, or SEEDS="1 2 3"
 #   DRY_RUN=1                    print the commands only         THREADS=2
-#   COST=1                       print what each row costs, and run nothing: tokens, hours on one H100 and on 2 cores, disk, downloads
+#   COST=1                       print what each row costs, and run nothing: tokens, hours on one H100 (with GPUS=8 on 8 too) and on
+#                                2 cores, memory, disk, downloads
 #   SMOKE=1                      first and last row, small and short, in minutes, kept apart from real results
 #   PRECISION="--bf16"           precision of training (default: --fp16 on GPUs, as in fairseq's recipes; "": float32)
 #   EXTRA="--patience 5 …"       more flags of fairseq-train, for rows and not for the pre-trainings that they start from
@@ -41,6 +42,7 @@
 # or PRECISION trains in another folder. A checkpoint that other code trained is refused.
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 no_arguments "$0" "${BASH_SOURCE[0]}" "$@"
+if [ "${LIST_ROWS:-}" != 1 ]; then needs_setup; fi
 switch SMOKE
 switch DRY_RUN
 switch COST
@@ -60,11 +62,12 @@ visible_gpus() {
 }
 VISIBLE_GPUS=($(visible_gpus))
 GPU_COUNT="${GPUS:-${#VISIBLE_GPUS[@]}}"
-if [[ ! "$GPU_COUNT" =~ ^(0|[1-9][0-9]{0,5})$ ]] || { [ -z "$DRY_RUN" ] && ((GPU_COUNT > 1 && GPU_COUNT > ${#VISIBLE_GPUS[@]})); }; then
+if [[ ! "$GPU_COUNT" =~ ^(0|[1-9][0-9]{0,5})$ ]] || { [ -z "$DRY_RUN$COST" ] && ((GPU_COUNT > 1 && GPU_COUNT > ${#VISIBLE_GPUS[@]})); }; then
     echo "GPUS=$GPU_COUNT: expected a number up to ${#VISIBLE_GPUS[@]}, the GPUs that are here" >&2
     exit 2
 fi
-if [ -n "$COST" ] && ((GPU_COUNT > 1)); then GPU_COUNT=1; fi # costs are those of one GPU
+# costs are those of one GPU, and with GPUS=8 of as many too
+if [ -n "$COST" ] && ((GPU_COUNT > 1)); then export COST_GPUS="$GPU_COUNT" GPU_COUNT=1; fi
 if ((GPU_COUNT > 0)); then PRECISION="${PRECISION---fp16}"; fi
 if [ -n "${GPUS:-}" ]; then
     export CUDA_VISIBLE_DEVICES="$(IFS=, && echo "${VISIBLE_GPUS[*]:0:GPU_COUNT}")"

@@ -2,8 +2,12 @@
 set -euo pipefail
 shopt -s inherit_errexit
 ROOT="$(CDPATH= cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-export LOWRANK_DATA="${LOWRANK_DATA:-$ROOT/../shared/data}"                            # published corpora
-export LOWRANK_WORK="${LOWRANK_WORK:-${XDG_CACHE_HOME:-$HOME/.cache}/fairseq_lowrank}" # what we make of them
+if [ -z "${LOWRANK_DATA:-}" ]; then # published corpora
+    LOWRANK_DATA="$ROOT/data"
+    if [ ! -d "$LOWRANK_DATA" ] && [ -d "$ROOT/../shared/data" ]; then LOWRANK_DATA="$ROOT/../shared/data"; fi
+fi
+export LOWRANK_DATA
+export LOWRANK_WORK="${LOWRANK_WORK:-${XDG_CACHE_HOME:-$HOME/.cache}/fairseq_lowrank}" # what we make of corpora
 [[ "$LOWRANK_WORK" = /* ]] || LOWRANK_WORK="$PWD/$LOWRANK_WORK" # checkpoints and logs name it
 if [[ "$LOWRANK_WORK" = *[,:]* ]]; then
     echo "LOWRANK_WORK=$LOWRANK_WORK: expected a folder without ',' and ':', at which fairseq splits its paths" >&2
@@ -17,11 +21,15 @@ if [ -x "$ROOT/.venv/bin/python" ]; then
     export PATH="$ROOT/.venv/bin:$PATH" PYTHONPATH="$ROOT" # a path of the caller would hide what is pinned there
 else
     export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
-    command -v python >/dev/null || python() {
-        echo "there is no $ROOT/.venv, and no python on the path. Run scripts/setup.sh." >&2
+fi
+
+# needs_setup: end with one line if neither .venv nor the Python on PATH has what recipes need.
+needs_setup() {
+    command python -c 'import importlib.util as found; 1 / all(map(found.find_spec, ("torch", "fairseq")))' 2>/dev/null || {
+        echo "torch or fairseq is not installed. Run scripts/setup.sh first." >&2
         exit 2
     }
-fi
+}
 
 # switch NAME: a variable that is 1, or 0 or empty for off.
 switch() {
@@ -48,10 +56,6 @@ no_arguments() {
                 if [ -n "$rows" ]; then printf '\nRows:\n%s\n' "$(fmt -w 120 <<<"$rows" | sed 's/^/  /')"; fi
                 echo
                 sed -n '/^# Environment variables:/,/^[^#]/{/^#/s/^# \{0,1\}//p}' "$2"
-                if [ -n "$rows" ] && [ "${COST:-1}" = 1 ]; then
-                    printf '\nCost of the rows, estimated (COST=1 prints it for each; COST=0 leaves it out of --help):\n'
-                    COST=1 "$BASH" "$1" 2>/dev/null | sed -n '/^[0-9,]* trainings (/s/^/  /p'
-                fi
                 exit
             fi
             ;;

@@ -2,7 +2,7 @@
 # What: Texts that are longer than heads: four sentences of Multi30k joined, n about 58, with 32 heads of 4 against 4 of 32.
 # Table: An experiment of this project, with predictions: python -m experiments tables above-head-size.
 # Result: Bits per token and BLEU, next to two controls of equal parameters and gain at mixing's rate.
-# Time: 12 trainings, at least 0.38 hours on one H100 or 2.8 hours on 2 cores, as COST=1 estimates.
+# Time: 12 trainings, at least 0.38 hours on one H100 or 2.8 hours on 2 cores, each alone and under one seed, as COST=1 estimates.
 # Our choice: 3+3 layers, d 128, 10 epochs. The controls have a wider feed-forward layer for fixedhead, and a narrower one for
 #   head embeddings.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"

@@ -2,7 +2,7 @@
 # What: How much of mixing's lead with 32 heads of 4 is damping, and what do heads lack that do not find the source?
 # Table: An experiment of this project, with the settings and the table of above_head_size.sh: python -m experiments tables above-head-size.
 # Result: Bits per token and BLEU of three controls, which are a plugin.
-# Time: 5 trainings, at least 0.16 hours on one H100 or 1.3 hours on 2 cores, as COST=1 estimates.
+# Time: 5 trainings, at least 0.16 hours on one H100 or 1.3 hours on 2 cores, each alone and under one seed, as COST=1 estimates.
 # Our choice: M with column sums of 1 mixes and cannot damp. Output projections that start at half damp at first and do not mix.
 #   The third has such a start and mixing.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"

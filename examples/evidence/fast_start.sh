@@ -3,7 +3,7 @@
 # Table: An experiment of this project: python -m experiments tables fast-start, with the seeds of each row.
 # Result: Bits per token and BLEU, next to controls: one factor per head, M with column sums of 1, and output projections that
 #   start at half.
-# Time: 69 trainings, at least 1.4 hours on one H100 or 8.2 hours on 2 cores, as COST=1 estimates.
+# Time: 69 trainings, at least 1.4 hours on one H100 or 8.2 hours on 2 cores, each alone and under one seed, as COST=1 estimates.
 # Our choice: Three rates that decay to 0, and with 4 heads twice the highest too. The last rows give the control mixing's rate:
 #   docs/evidence/translation.md.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"

@@ -3,7 +3,7 @@
 #   projections.
 # Table: An experiment of this project, with predictions: python -m experiments tables head-maps.
 # Result: Bits per byte, next to controls at the same rate: one factor per head, and the projection of values.
-# Time: 10 trainings, at least 0.5 hours on one H100 or 0.47 hours on 2 cores, as COST=1 estimates.
+# Time: 10 trainings, at least 0.50 hours on one H100 or 0.47 hours on 2 cores, each alone and under one seed, as COST=1 estimates.
 # Our choice: 4 heads of 32 and 32 heads of 4, 2,000 updates. The recorded rows were trained on a GPU in float32: PRECISION="".
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"

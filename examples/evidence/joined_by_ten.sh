@@ -2,7 +2,7 @@
 # What: Ten sentences of Multi30k joined, n about 145, with 3+3 layers, d 128 and heads of 32, for 10 epochs.
 # Table: The claim of the Mixhead paper's §4.2.4: python -m experiments tables joined-by-ten.
 # Result: Bits per token and BLEU, with and without mixing.
-# Time: 20 trainings, at least 0.67 hours on one H100 or 4.1 hours on 2 cores, as COST=1 estimates.
+# Time: 20 trainings, at least 0.67 hours on one H100 or 4.1 hours on 2 cores, each alone and under one seed, as COST=1 estimates.
 # Our choice: One rate like fairseq's recipe for IWSLT'14: 1e-3 for d 128, 560 updates of warm-up, no decay to 0. The others are
 #   tuned and decay to 0.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"

@@ -2,7 +2,7 @@
 # What: A published BERT, fine-tuned with mixing on sentence polarity (one epoch) and RTE 1 to 3 (two epochs).
 # Table: An experiment of this project, with predictions: python -m experiments tables published-bert.
 # Result: Accuracy, next to the control gain. Mixing alone is trained next to the head alone.
-# Time: 10 trainings, at least 0.057 hours on one H100 or 12 hours on 2 cores, as COST=1 estimates.
+# Time: 10 trainings, at least 0.057 hours on one H100 or 12 hours on 2 cores, each alone and under one seed, as COST=1 estimates.
 # Our choice: All settings.
 #
 #   BERT=all-MiniLM-L6-v2 SEED=1 examples/evidence/published_bert.sh     a folder in transformers' layout, with 12 heads

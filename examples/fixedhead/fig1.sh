@@ -4,7 +4,7 @@
 # Table: Fixed multi-head attention paper, figure 1 (§4.2).
 # Result: The sizes of all models, then the perplexity of a subword on the 300,000 held-out sentences, ends of sentences
 #   counted.
-# Time: 28 trainings, about 210 hours on one H100, as COST=1 estimates.
+# Time: 28 trainings, about 210 hours on one H100, each alone and under one seed, as COST=1 estimates.
 # Our choice: The steps between the printed ends, and feed-forward layers of 4d. The paper does not name the unit of its
 #   perplexity. Its two curves match in size only without embeddings: 18.9M and 17.0M here, and 35.3M and 25.2M with them.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"

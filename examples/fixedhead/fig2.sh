@@ -3,7 +3,7 @@
 #   have size 128, d 512 and 8 to 32 heads.
 # Table: Fixed multi-head attention paper, figure 2 (§4.2); the fixed heads are those of table 2 A.
 # Result: F1 and accuracy on the development parts, for each size.
-# Time: 36 trainings, about 1,868 hours on one H100, as COST=1 estimates.
+# Time: 36 trainings, about 1,900 hours on one H100, each alone and under one seed, as COST=1 estimates.
 # Our choice: D 512 to 1024 in steps of 128, and BERT-large's feed-forward size of 4,096 throughout. With it, d 512 has table 2
 #   B's 142M parameters.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"

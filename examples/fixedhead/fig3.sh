@@ -3,7 +3,7 @@
 #   heads.
 # Table: Fixed multi-head attention paper, figure 3 (§4.3).
 # Result: The sizes of all models, then perplexities of a subword as in figure 1.
-# Time: 24 trainings, about 180 hours on one H100, as COST=1 estimates.
+# Time: 24 trainings, about 180 hours on one H100, each alone and under one seed, as COST=1 estimates.
 # Our choice: The sizes of (b), and the steps of (a). In (a) the baseline's feed-forward layers grow to the size of the model
 #   with fixed head size 32.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"

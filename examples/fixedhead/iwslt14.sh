@@ -4,7 +4,7 @@
 # Table: An experiment of this project on the corpus of the Mixhead paper's table 4, for §3 of the fixed multi-head attention
 #   paper.
 # Result: BLEU on validation and test set; sentences have 24 tokens on average.
-# Time: 6 trainings, about 7.3 hours on one H100 or 782 hours on 2 cores, as COST=1 estimates.
+# Time: 6 trainings, about 7.3 hours on one H100 or 780 hours on 2 cores, each alone and under one seed, as COST=1 estimates.
 # Our choice: The free head sizes; the training is that of mixhead/table4.sh.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"

@@ -2,7 +2,7 @@
 # What: BERT-large (24 layers, d 1024) with 8, 16 and 32 heads of size d/h, on SQuAD 1.1 and MNLI.
 # Table: Fixed multi-head attention paper, table 1.
 # Result: F1 and accuracy on the development parts.
-# Time: 12 trainings, about 903 hours on one H100, as COST=1 estimates.
+# Time: 12 trainings, about 900 hours on one H100, each alone and under one seed, as COST=1 estimates.
 # Our choice: BERT's settings, see ../settings.sh. The paper prints ± and does not say over how many runs, so SEED is yours.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"

@@ -3,7 +3,7 @@
 # Table: MHE poster, first results table. Its 28.32M parameters are those of 12 layers, d 768 and 12 heads.
 # Result: Scores of the development parts; `fairseq-lowrank report` adds PRR and PEoP. By its values, the poster's Acc of SQuAD
 #   is F1.
-# Time: 126 trainings, about 617 hours on one H100, as COST=1 estimates.
+# Time: 126 trainings, about 620 hours on one H100, each alone and under one seed, as COST=1 estimates.
 # Our choice: BERT's text, lengths and updates (../settings.sh), and 2 epochs in batches of 48 for SQuAD 2.0. SuperGLUE has 10
 #   epochs at BERT's rate for GLUE. Its mean is of five tasks (`scripts/prepare.sh superglue --help` says why). GLUE's mean has
 #   MNLI's matched part, and `glue-8` leaves WNLI out.

@@ -2,7 +2,7 @@
 # What: WMT'14 English to German in seven sizes, each with MHA and MHE-Mul, without attention biases.
 # Table: MHE poster, second results table, with its dropout and updates.
 # Result: BLEU of the best checkpoint, without averaging.
-# Time: 14 trainings, about 46 hours on one H100, as COST=1 estimates.
+# Time: 14 trainings, about 46 hours on one H100, each alone and under one seed, as COST=1 estimates.
 # Our choice: 12h (width 768) has the base model's learning rate. Feed-forward sizes, batch, beam 4 and length penalty 0.6 are
 #   those of Vaswani et al., so no size drops attention probabilities.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"

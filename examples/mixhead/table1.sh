@@ -4,7 +4,7 @@
 # Table: Mixhead paper, table 1.
 # Result: Perplexity on validation and test set. Transformer-XL is scored with the memory of its training, one segment after the
 #   other.
-# Time: 24 trainings, about 192 hours on one H100, as COST=1 estimates.
+# Time: 24 trainings, about 220 hours on one H100, each alone and under one seed, as COST=1 estimates.
 # Our choice: The Synthesizer is trained like Baevski's model, since the paper gives no settings for it.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"

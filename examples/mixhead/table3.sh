@@ -3,7 +3,7 @@
 #   are larger than n.
 # Table: Mixhead paper, table 3.
 # Result: Perplexity on validation and test set.
-# Time: 6 trainings, about 271 hours on one H100, as COST=1 estimates.
+# Time: 6 trainings, about 370 hours on one H100, each alone and under one seed, as COST=1 estimates.
 # Our choice: Blocks of 2048 tokens for Baevski's model, as in the table. The text (§4.1.2) says 512: N=512 runs that, with a
 #   separate table.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"

@@ -2,7 +2,7 @@
 # What: IWSLT'14 German to English with 4, 32 and 64 heads of size 128, 16 and 8, with and without Mixhead.
 # Table: Mixhead paper, table 4.
 # Result: BLEU on validation and test set, by sacrebleu and on tokens, because the paper names no scorer.
-# Time: 9 trainings, about 11 hours on one H100 or 917 hours on 2 cores, as COST=1 estimates.
+# Time: 9 trainings, about 11 hours on one H100 or 920 hours on 2 cores, each alone and under one seed, as COST=1 estimates.
 # Our choice: Fairseq's recipe with 50 epochs and beam 5. Encoder and decoder mix, as in the released code, and beam search
 #   mixes too. SITES=all also mixes cross attention.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"

@@ -14,6 +14,7 @@
 #                      dictionary shows if words were cut by sentencepiece or subword-nmt: then they are joined for BLEU
 #   ROWS="mha gqa --key-value-heads 2 mixhead-b --mixing-lr-scale 4"
 #                      methods (values of --attention), each with its own options after it
+#   The learning rate rises in 400 updates, or in a tenth of all if these are fewer.
 #   SEEDS="1 2 3"      HEADS=8      EPOCHS=12      SMOKE=1, or SEED=4, trains one seed
 #   FORMAT=latex       format of the tables: latex or markdown
 #   EXTRA="…"          other sizes
@@ -42,19 +43,33 @@ fi
 FORMAT=(${FORMAT:+--format "$FORMAT"})
 PAPER=own
 RESULTS="${RESULTS:-$LOWRANK_WORK${SMOKE:+/smoke}/own/$TABLE.jsonl}"
-OPTIMIZER=(--optimizer adam --adam-betas 0.9,0.98 --lr-scheduler inverse_sqrt --warmup-updates 400 --max-epoch "$EPOCHS" --no-epoch-checkpoints)
+tokens=4096
+if [ -e "$bin/dict.txt" ]; then tokens=2048; fi
+{
+    read -r methods
+    read -r warmup
+} < <(command python -c '
+import sys
+from pathlib import Path
+from experiments.recipes.cost import warmup
+from fairseq_lowrank.attention import PRESETS
+print(*PRESETS)
+print(warmup(Path(sys.argv[1]), *map(int, sys.argv[2:])))' "$bin" "$EPOCHS" "$tokens")
+OPTIMIZER=(
+    --optimizer adam --adam-betas 0.9,0.98 --lr-scheduler inverse_sqrt --warmup-updates "$warmup" --max-epoch "$EPOCHS" --no-epoch-checkpoints
+)
 if [ -e "$bin/dict.txt" ]; then
     COMMON=(
         --arch lowrank_transformer_lm --task language_modeling --tokens-per-sample 256 --share-decoder-input-output-embed
         --decoder-layers 4 $(lm_width 256) --decoder-ffn-embed-dim 1024 --decoder-attention-heads "$HEADS" --dropout 0.3
-        --lr 1e-3 $(batch 2048 2048 256) "${OPTIMIZER[@]}"
+        --lr 1e-3 $(batch $tokens $tokens 256) "${OPTIMIZER[@]}"
     )
     score=language_model_rows
 else
     COMMON=(
         --arch lowrank_transformer_iwslt_de_en --share-decoder-input-output-embed
         $(layers 3) $(width 256) $(ffn 512) $(heads "$HEADS") --dropout 0.2
-        --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --lr 3e-3 $(batch 4096 4096) "${OPTIMIZER[@]}"
+        --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --lr 3e-3 $(batch $tokens $tokens) "${OPTIMIZER[@]}"
     )
     score=translation_rows
 fi
@@ -69,7 +84,6 @@ method() {
     row "$name" --attention "$1" "${options[@]}"
 }
 read -rd "" -a words <<<"${ROWS:-mha gain mixhead-a mixhead-b}" || true # it may have several lines
-methods="$(command python -c 'from fairseq_lowrank.attention import PRESETS; print(*PRESETS)')"
 found=()
 for word in "${words[@]}"; do
     if [[ " $methods " = *" $word "* ]]; then

@@ -21,8 +21,12 @@ def work_folder() -> Path:
 
 
 def published_folder() -> Path:
-    """Return the folder of published files: $LOWRANK_DATA."""
-    return Path(os.environ.get("LOWRANK_DATA") or "../shared/data")
+    """Return the folder of published files: $LOWRANK_DATA, else `data` of the clone, else ../shared/data if it is there."""
+    if given := os.environ.get("LOWRANK_DATA"):
+        return Path(given)
+    clone = Path(__file__).parents[2]
+    own, shared = clone / "data", clone.parent / "shared" / "data"
+    return shared if shared.is_dir() and not own.is_dir() else own
 
 
 def positive(text: str) -> int:

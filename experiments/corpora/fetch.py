@@ -9,6 +9,7 @@ import lzma
 import os
 import shutil
 import tarfile
+import urllib.error
 import urllib.request
 import zipfile
 import zlib
@@ -44,7 +45,7 @@ def download(url: str, path: Path, accepted: Iterable[str]) -> None:
     unverified = path.with_name(path.name + ".unverified")
     if not unverified.exists():
         say(f"downloading {url}")
-        with whole_file(unverified, "wb") as file, urllib.request.urlopen(url, timeout=60) as response:
+        with whole_file(unverified, "wb") as file, _opened(url) as response:
             shutil.copyfileobj(response, file)
             if (size := response.headers.get("Content-Length")) is not None and file.tell() != int(size):
                 raise UserError(f"{url}: only {file.tell():,} of {int(size):,} bytes arrived. Run the command again.")
@@ -54,6 +55,24 @@ def download(url: str, path: Path, accepted: Iterable[str]) -> None:
             f"--sha256 {found}. If not, remove {unverified}."
         )
     os.replace(unverified, path)
+
+
+def _opened(url: str):
+    """Open an address.
+
+    Raises:
+        NoNetwork: it cannot be reached. An answer of the server, such as 404, is an error of its own.
+    """
+    try:
+        return urllib.request.urlopen(url, timeout=60)
+    except urllib.error.HTTPError:
+        raise
+    except urllib.error.URLError as error:
+        raise NoNetwork(f"{url}: {error.reason}") from error
+
+
+class NoNetwork(UserError):
+    """An address cannot be reached."""
 
 
 DAMAGED = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError)
@@ -193,17 +212,27 @@ def check_source(args: argparse.Namespace, source: str | None) -> None:
 def gather(args: argparse.Namespace, names: Iterable[str], urls: dict[str, str | None], note: str = "") -> list[Path]:
     """Return the files that match `names`, from --data or, with --download, from `urls`.
 
-    `urls` has the SHA-256 of each address, or None if it is not known. Archives are unpacked.
+    `urls` has the SHA-256 of each address, or None if it is not known. Archives are unpacked, those in --data too.
 
     Raises:
         UserError: files are missing (the message names them and their sources), or --output was begun from other files.
     """
     names, fetched = list(names), args.output / DOWNLOADS
     folders = [args.data, fetched]
-    if args.download and any(find(folders, name) is None for name in names):
+    if any(find(folders, name) is None for name in names):
         for url, checksum in urls.items():
             file = fetched / url.rsplit("/", 1)[-1]
-            make(file, download, url, file, {*args.sha256, checksum})
+            here = args.data / file.name
+            if not (args.download or here.is_file()):
+                continue
+            try:
+                source = here.resolve().as_uri() if here.is_file() else url
+                make(file, download, source, file, {*args.sha256, checksum})
+            except NoNetwork as error:
+                size = f"{args.corpus.download:,} MB in all, " if args.corpus.download else ""
+                raise UserError(
+                    f"No network. Put {file.name} ({size}{url}) into {args.data}, and run the same command."
+                ) from error
             if file.suffix in (".zip", ".tgz") or ".tar." in file.name:
                 unpacked = file.with_name(file.name + ".d")
                 make(unpacked, unpack, file, unpacked)

@@ -1,4 +1,4 @@
-"""What a recipe costs before it is run: tokens, hours, disk and downloads. All of it is estimated."""
+"""What a recipe costs before it is run: tokens, hours, memory, disk and downloads. All of it is estimated."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from experiments.corpora.catalogue import parse_corpus_name
 from experiments.recipes.recipe import Run, effective_flags, last_value, tokens_of_update
 from experiments.recipes.sizes import sizes, vocab_size
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.ops.attention.triton import COMPILED_SIZES
 
 H100_RATE = 2.9e14
 """Operations a second of training on one H100: 230,136 tokens a second of 16 layers of d 1024 (mha, benchmarks/results/gpu.json)."""
@@ -17,6 +18,11 @@ H100_UPDATE = 0.09
 """Seconds of the shortest update there: 2,048 tokens at 22,374 a second in rows next to each other (head-maps, results/evidence.jsonl)."""
 CPU_RATE = 1.2e11
 """The same on 2 cores: 1,127 tokens a second of 4 layers of d 512 (mha, benchmarks/results/training-512.json). Narrower models are slower."""
+SPEED = {"mha": 1.0, "mixhead-a": 0.66, "mixhead-b": 0.57}
+"""Tokens a second on the H100 as a share of those of mha, for 16 heads of 64 in the kernels (training, benchmarks/results/gpu.json)."""
+SPEED_OF_BLOCKS = 0.21
+"""The same of mixhead-a by blocked, which computes mixing of head counts and sizes that the kernels do not take."""
+MOST_CPU_HOURS = 1000
 EPOCH_TOKENS = {"iwslt14": 4_000_000, "multi30k": 420_000}
 """Target tokens of a training part, for recipes that count epochs."""
 VOCABULARIES = {"wikitext-103": 267_744, "wikitext-2": 33_278, "lm1b": 793_470, "wmt14": 32_768, "brown": 40_000}
@@ -27,7 +33,7 @@ FREQUENT = 20_000
 
 
 class Cost(NamedTuple):
-    """What one training costs; hours are of training alone, without scoring."""
+    """What one training costs, on one GPU and alone; hours are of training, without scoring."""
 
     tokens: float
     gpu_hours: float
@@ -43,33 +49,99 @@ def cost(run: Run) -> Cost:
     """Estimate the cost of a run.
 
     A token takes 6 operations for each weight that multiplies it, forward and backward; those of attention over n positions are
-    left out. A checkpoint holds weights and two averages of Adam in float32.
+    left out. On a GPU the method's measured speed divides the hours; on CPUs mixing takes 1.00 to 1.02 of the time of whole
+    trainings, and is not counted. A checkpoint holds weights and two averages of Adam in float32.
 
     Raises:
         UserError: the number of tokens is not known.
     """
     flags = effective_flags(run.flags)
-    corpus = parse_corpus_name(run.corpus)[0].name
-    try:
-        vocabulary = vocab_size(run)
-    except UserError:
-        names = (size for name, size in VOCABULARIES.items() if run.corpus.startswith(name))
-        vocabulary = next(names, SUBWORDS)
-    counts = sizes(run, vocabulary)
+    vocabulary, counts = _model(run)
     width = int(flags.get("--decoder-embed-dim") or flags.get("--encoder-embed-dim") or 512)
     weights = counts["total"] - counts["embeddings"] + min(vocabulary, FREQUENT) * width
     step = tokens_of_update(run.flags)
     if updates := int(flags.get("--max-update", 0)):
         tokens = updates * step
-    elif corpus in EPOCH_TOKENS:
-        tokens = int(flags["--max-epoch"]) * EPOCH_TOKENS[corpus]
-        updates = tokens // step
+    elif epoch := epoch_tokens(run):
+        tokens = int(flags["--max-epoch"]) * epoch
+        updates = -(-tokens // step)
     else:
-        raise UserError(f"the number of tokens of {run.corpus} is not known. Give EXTRA='--max-update N'.")
+        raise UserError(
+            f"{run.corpus} is not prepared yet, so its number of tokens is not known. Prepare it with "
+            "scripts/prepare.sh, or give EXTRA='--max-update N'."
+        )
     operations = 6 * weights * tokens
     kept = 2 + int(last_value(run.flags, "--keep-interval-updates", "0"))
-    seconds = max(operations / H100_RATE, updates * H100_UPDATE)
+    seconds = max(operations / H100_RATE / (speed(run) or 1.0), updates * H100_UPDATE)
     return Cost(tokens, seconds / 3600, operations / CPU_RATE / 3600, kept * 12 * counts["total"] / 1e9)
+
+
+def _model(run: Run) -> tuple[int, dict]:
+    """Return the size of a run's vocabulary, and the numbers of its parameters."""
+    try:
+        vocabulary = vocab_size(run)
+    except UserError:
+        names = (size for name, size in VOCABULARIES.items() if run.corpus.startswith(name))
+        vocabulary = next(names, SUBWORDS)
+    return vocabulary, sizes(run, vocabulary)
+
+
+def epoch_tokens(run: Run) -> int:
+    """Return the target tokens of a training part, counted if it is prepared; 0 if the number is not known."""
+    language = last_value(run.flags, "--target-lang", "")
+    counted = training_tokens(run.bin, f"*.{language}" if language else "*")
+    return counted or EPOCH_TOKENS.get(parse_corpus_name(run.corpus)[0].name, 0)
+
+
+def training_tokens(folder: Path, names: str = "*") -> int:
+    """Return the most tokens that a file of a binarised training part has; 0 without such a file."""
+    most = 0
+    for index in folder.glob(f"train{names}.idx"):
+        from fairseq.data.indexed_dataset import MMapIndexedDataset
+
+        dataset = MMapIndexedDataset(str(index.with_suffix("")))  # it closes its file, which holds the sizes
+        most = max(most, int(dataset.sizes.sum()))
+    return most
+
+
+def warmup(folder: Path, epochs: int, tokens: int, longest: int = 400) -> int:
+    """Return the updates in which the learning rate rises: at most a tenth of all, with this number of tokens in each."""
+    return max(1, min(longest, epochs * training_tokens(folder) // tokens // 10))
+
+
+def speed(run: Run) -> float | None:
+    """Return the measured speed of a run's method on a GPU as a share of that of mha; None if it was never measured."""
+    flags = effective_flags(run.flags)
+    method = flags.get("--attention", "mha")
+    if set(flags) & {"--score-mixing", "--head-mixing", "--attention-activation"} or method not in SPEED:
+        return None
+    heads = int(flags.get("--decoder-attention-heads") or flags.get("--encoder-attention-heads") or 8)
+    width = int(flags.get("--decoder-embed-dim") or flags.get("--encoder-embed-dim") or 512)
+    if method != "mha" and (heads, int(flags.get("--head-dim") or width // heads)) not in COMPILED_SIZES:
+        return SPEED_OF_BLOCKS
+    return SPEED[method]
+
+
+def memory(run: Run) -> float:
+    """Estimate the gigabytes of one GPU's memory that a training in 16 bits needs.
+
+    A parameter takes 16 bytes: weight and gradient in 16 bits, and a float32 copy with two averages of Adam. A token of a step
+    keeps 10 d + 8 h·d_k + 4 f bytes in each layer (34 d for f = 4 d, arXiv 2205.05198, without the scores), as much again
+    without the last term for attention to a source, and 10 bytes for each logit.
+    """
+    flags = effective_flags(run.flags)
+    vocabulary, counts = _model(run)
+    tokens, total = int(flags.get("--max-tokens", 4096)), 0
+    for side in ("encoder", "decoder"):
+        layers = int(flags.get(f"--{side}-layers") or (6 if f"--{side}-embed-dim" in flags else 0))
+        width = int(flags.get(f"--{side}-embed-dim") or 512)
+        heads = int(flags.get(f"--{side}-attention-heads") or 8)
+        inner = heads * int(flags.get("--head-dim") or width // heads)
+        attention = 10 * width + 8 * inner
+        total += layers * (attention + 4 * int(flags.get(f"--{side}-ffn-embed-dim") or 4 * width))
+        if side == "decoder" and "--encoder-embed-dim" in flags:
+            total += layers * attention
+    return (16 * counts["total"] + tokens * (total + 10 * min(vocabulary, FREQUENT))) / 1e9
 
 
 def trainings(runs: Iterable[Run]) -> list[Run]:
@@ -83,34 +155,57 @@ def trainings(runs: Iterable[Run]) -> list[Run]:
     return list(found.values())
 
 
-def lines(runs: Iterable[Run]) -> Iterator[str]:
-    """Yield a line for each training, and the sum with what is downloaded."""
+def lines(runs: Iterable[Run], gpus: int = 1) -> Iterator[str]:
+    """Yield a line for each training, the sum with what is downloaded, and what the numbers mean.
+
+    Args:
+        gpus: also give the hours on this number of GPUs.
+
+    Raises:
+        UserError: the number of tokens is known of no training.
+    """
     every = trainings(runs)
-    total, unknown = Cost(0, 0, 0, 0), []
+    total, unknown, counted_as_plain = Cost(0, 0, 0, 0), [], []
     for run in every:
         try:
             found = cost(run)
         except UserError as error:
             unknown.append(run.row)
+            if len(unknown) == len(every):
+                raise
             yield f"{run}: {error}"
             continue
         total += found
-        yield f"{run}: {_described(found)}"
+        if speed(run) is None:
+            counted_as_plain.append(run.row)
+        yield f"{run}: {_described(found, gpus)}, {_number(memory(run))} GB of memory on each GPU"
     corpora = {corpus.name: corpus for corpus in (parse_corpus_name(one.corpus)[0] for one in every)}
     megabytes = sum(corpus.download for corpus in corpora.values())
     left_out = f", without {len(unknown)} trainings" if unknown else ""
-    yield f"{len(every)} trainings (estimates{left_out}): {_described(total)}; at most {megabytes:,} MB of downloads"
+    yield f"{len(every)} trainings (estimates{left_out}): {_described(total, gpus)}; at most {megabytes:,} MB of downloads"
+    yield (
+        "Each training alone on one GPU" + (f", or on {gpus} at {gpus} times its speed" if gpus > 1 else "") + ", one "
+        "seed; scoring comes on top. Once a row has its line, its checkpoints may be deleted."
+    )
+    if counted_as_plain:
+        yield f"Never timed on a GPU, and counted like plain attention: {' '.join(dict.fromkeys(counted_as_plain))}"
 
 
-def _described(cost: Cost) -> str:
+def _described(cost: Cost, gpus: int = 1) -> str:
     large = cost.tokens >= 1e9
     tokens = f"{_number(cost.tokens / (1e9 if large else 1e6))} {'billion' if large else 'million'}"
+    on_cores = f"{_number(cost.cpu_hours)} hours on 2 cores" if cost.cpu_hours <= MOST_CPU_HOURS else "not on a CPU"
     return (
-        f"{tokens} tokens, {_number(cost.gpu_hours)} hours on one H100, {_number(cost.cpu_hours)} hours on 2 cores, "
-        f"{_number(cost.disk)} GB of checkpoints"
+        f"{tokens} tokens, {_number(cost.gpu_hours)} hours on one H100"
+        + (f", {_number(cost.gpu_hours / gpus)} on {gpus}" if gpus > 1 else "")
+        + f", {on_cores}, {_number(cost.disk)} GB of checkpoints"
     )
 
 
 def _number(value: float) -> str:
-    """Return a number with two digits, or more before the point."""
-    return f"{value:,.0f}" if value >= 9.95 else f"{value:.2g}"
+    """Return a number with two significant digits."""
+    return (
+        f"{float(f'{value:.2g}'):,.{0 if value >= 9.5 else 1 if value >= 0.95 else 2}f}"
+        if value >= 0.095
+        else f"{value:.2g}"
+    )

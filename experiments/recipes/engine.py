@@ -342,7 +342,7 @@ class RecipeEngine(Engine[Run]):
     def cost(self) -> None:
         """Print what the rows asked for cost, roughly."""
         self.import_plugin()
-        for line in cost.lines(self.runs()):
+        for line in cost.lines(self.runs(), self.settings.gpus):
             print(line, flush=True)
 
     def spectra(self, name: str, rows: Sequence[str]) -> int:

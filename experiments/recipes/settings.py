@@ -64,6 +64,7 @@ class Settings:
     evaluate: tuple[str, ...] = ()
     metric: str = "perplexity"
     linear: str = "auto"
+    gpus: int = 1
     results: Path | None = None
     output: Path | None = None
     bert: Path | None = None
@@ -97,6 +98,7 @@ class Settings:
             threads=threads,
             jobs=whole_number(as_many, "JOBS", max(1, cores // threads) if as_many is not environ else 1),
             sequences=whole_number(environ, "SEQUENCES", 16),
+            gpus=whole_number(environ, "COST_GPUS", 1),
             linear=choice(environ, "LINEAR", ("auto", "torch", "onednn")),
             metric=choice(environ, "METRIC", ("perplexity", "loss")),
             **{name: value for name, value in lists.items() if value},

@@ -6,6 +6,7 @@ import io
 import tarfile
 import threading
 import time
+import urllib.error
 import urllib.request
 import zipfile
 from pathlib import Path
@@ -149,6 +150,29 @@ def test_a_download_with_an_unknown_checksum_is_refused_until_it_is_accepted(tmp
     assert not (args.output / "download" / "corpus.tgz").exists()
     packed.unlink()  # it is not fetched a second time
     args.sha256 = [found]
+    assert gather(args, ["wiki.train.raw"], urls)[0].read_text() == "text\n"
+
+
+def test_without_a_network_the_file_can_be_put_in_place(tmp_path, monkeypatch):
+    packed = archive(tmp_path)
+    found = hashlib.sha256(packed.read_bytes()).hexdigest()
+    args = build_parser().parse_args(["iwslt14", "--data", str(tmp_path / "data"), "--download"])
+    args.output, args.sha256 = tmp_path / "out", [found]
+    urls = {"https://example.org/corpus.tgz": None}
+
+    def unreachable(url, timeout):
+        raise urllib.error.URLError("no route to host")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(urllib.request, "urlopen", unreachable)
+        with pytest.raises(
+            ValueError, match=r"^No network\. Put corpus\.tgz \(.* MB in all, https://example\.org/"
+        ) as refused:
+            gather(args, ["wiki.train.raw"], urls)
+        assert f"into {tmp_path / 'data'}, and run the same command." in str(refused.value)
+    (tmp_path / "data").mkdir()
+    packed.rename(tmp_path / "data" / "corpus.tgz")
+    args.download = False
     assert gather(args, ["wiki.train.raw"], urls)[0].read_text() == "text\n"
 
 

@@ -25,10 +25,14 @@ def test_epochs_count_the_tokens_of_a_known_corpus_and_others_are_said(recipe, s
     own = recipe(mha="--attention mha --max-epoch 2")
     run = own.run(own.rows["mha"], settings())
     run = replace(run, flags=tuple(flag for flag in run.flags if flag not in ("--max-update", "3")))
-    assert cost.cost(run).tokens == 2 * cost.EPOCH_TOKENS["iwslt14"]
-    other, total = cost.lines([replace(run, corpus="wmt14")])
-    assert "the number of tokens of wmt14 is not known" in other and "without 1 trainings" in total
-    assert "1,700 MB of downloads" in total
+    assert cost.cost(replace(run, data=run.data / "none")).tokens == 2 * cost.EPOCH_TOKENS["iwslt14"]
+    assert cost.cost(run).tokens == 2 * cost.epoch_tokens(run)
+    unknown = replace(run, corpus="wmt14", data=run.data / "none")
+    other, _, total, _ = list(cost.lines([unknown, own.run(own.rows["mha"], settings(seed=2))]))
+    with pytest.raises(ValueError, match="wmt14 is not prepared yet"):
+        list(cost.lines([unknown]))
+    assert "wmt14 is not prepared yet, so its number of tokens is not known" in other
+    assert "without 1 trainings" in total and "1,719 MB of downloads" in total
 
 
 def test_what_rows_share_is_counted_once(recipe, settings):
@@ -36,10 +40,62 @@ def test_what_rows_share_is_counted_once(recipe, settings):
     base = own.run(own.rows["mha"], settings(seed=7))
     runs = [replace(own.run(own.rows[name], settings()), base=base) for name in ("mha", "gain")]
     assert [one.row for one in cost.trainings(runs)] == ["mha", "mha", "gain"]
-    *_, total = cost.lines(runs)
-    assert total.startswith("3 trainings (estimates): 900 ") or total.startswith(
-        "3 trainings (estimates): 0.0009 million"
+    *_, total, _, plain = cost.lines(runs)
+    assert total.startswith("3 trainings (estimates): 0.0009 million")
+    assert plain == "Never timed on a GPU, and counted like plain attention: gain"
+
+
+@pytest.mark.parametrize(
+    ("flags", "speed"),
+    [
+        ("--attention mha", 1.0),
+        ("--attention mixhead-a --decoder-embed-dim 1024 --decoder-attention-heads 16", 0.66),
+        ("--attention mixhead-b --decoder-embed-dim 512 --decoder-attention-heads 8", 0.57),
+        ("--attention mixhead-a --decoder-embed-dim 512 --decoder-attention-heads 64", 0.21),
+        ("--attention mixhead-a --decoder-embed-dim 512 --decoder-attention-heads 8 --head-dim 32", 0.66),
+        ("--attention gain", None),
+        ("--attention mha --score-mixing static", None),
+    ],
+)
+def test_hours_on_a_gpu_take_the_speed_of_the_method(recipe, settings, flags, speed):
+    own = recipe(mha="--attention mha")
+    run = replace(own.run(own.rows["mha"], settings()), flags=tuple(flags.split()))
+    assert cost.speed(run) == speed
+
+
+def test_speed_divides_the_hours_of_large_models(recipe, settings):
+    own = recipe(mha="--attention mha", mixed="--attention mixhead-a")
+    large = "--encoder-embed-dim 1024 --decoder-embed-dim 1024 --decoder-attention-heads 16 --max-tokens 200000"
+    plain, mixed = (
+        cost.cost(replace(run, flags=(*run.flags, *large.split())))
+        for run in (own.run(own.rows[name], settings()) for name in ("mha", "mixed"))
     )
+    assert plain.gpu_hours > 3 * cost.H100_UPDATE / 3600 and plain.cpu_hours == pytest.approx(mixed.cpu_hours, rel=0.01)
+    assert mixed.gpu_hours == pytest.approx(plain.gpu_hours / 0.66, rel=0.01)
+
+
+def test_many_gpus_divide_hours_and_not_memory(recipe, settings):
+    own = recipe(mha="--attention mha")
+    run = own.run(own.rows["mha"], settings())
+    found = cost.Cost(2e9, 80.0, 1001.0, 3.0)
+    assert (
+        cost._described(found, 8)
+        == "2.0 billion tokens, 80 hours on one H100, 10 on 8, not on a CPU, 3.0 GB of checkpoints"
+    )
+    more = replace(run, flags=(*run.flags, "--max-tokens", "1000"))
+    assert cost.memory(run) < cost.memory(more)
+
+
+def test_tokens_of_a_prepared_corpus_are_counted(recipe, settings):
+    own = recipe(mha="--attention mha")
+    run = own.run(own.rows["mha"], settings())
+    assert cost.epoch_tokens(replace(run, data=run.data / "none")) == cost.EPOCH_TOKENS["iwslt14"]
+    found = cost.epoch_tokens(run)
+    assert 0 < found < cost.EPOCH_TOKENS["iwslt14"]  # the tiny corpus of the tests
+    most = cost.training_tokens(run.bin)
+    assert most >= found
+    assert [cost.warmup(run.bin, epochs, most) for epochs in (1, 30, 9000)] == [1, 3, 400]
+    assert cost.warmup(run.data / "none", 5, 10) == 1
 
 
 def test_models_of_a_recipes_own_plugin_cost_something(recipe, engine, settings, plugins_leave, capsys):
