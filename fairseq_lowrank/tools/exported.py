@@ -46,7 +46,7 @@ class Reader(Protocol):
         """Return the best hypothesis for each sentence, which is a list of token numbers."""
 
     def scores(self, sentences: Sequence[list[int]], translations: Sequence[list[int]]) -> list[float]:
-        """Return the scores of given translations. Only a library with its own search needs this."""
+        """Return the scores of given translations, or of the texts of a language model."""
 
 
 @dataclass(frozen=True)
@@ -105,16 +105,22 @@ class Comparison:
 def compare(expected: Sequence[Hypothesis], reader: Reader, sentences: Sequence[list[int]]) -> Comparison:
     """Compare a model in another library with what fairseq found for sentences.
 
-    Scores are those of the best hypotheses. If the library has its own search, they are those of fairseq's hypotheses.
+    Scores are those that both models give to fairseq's hypotheses. A search may find other ones: at a near tie rounding decides which
+    hypotheses it keeps.
 
     Raises:
         UserError: a score differs by more than :data:`TOLERANCE`.
     """
     found = reader.search(sentences)
     scores = [best.score for best in found]
-    if reader.own_search:
-        scores = reader.scores(sentences, [best.tokens for best in expected])
-    equal = sum(first.tokens == second.tokens for first, second in zip(expected, found, strict=True))
+    differ = [
+        number for number, pair in enumerate(zip(expected, found, strict=True)) if pair[0].tokens != pair[1].tokens
+    ]
+    equal = len(found) - len(differ)
+    if again := list(range(len(found))) if reader.own_search else differ:
+        given = reader.scores([sentences[number] for number in again], [expected[number].tokens for number in again])
+        for number, score in zip(again, given, strict=True):
+            scores[number] = score
     differences = [abs(best.score - score) for best, score in zip(expected, scores, strict=True)]
     largest = torch.tensor(differences, dtype=torch.float64).max()  # not a number if one of them is not
     result = Comparison(len(differences), equal, float(largest))

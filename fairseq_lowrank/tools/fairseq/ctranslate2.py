@@ -118,7 +118,9 @@ class CTranslate2Model:
         ]
 
     def scores(self, sentences: Sequence[list[int]], translations: Sequence[list[int]]) -> list[float]:
-        """Return the scores of given translations."""
+        """Return the scores of given translations, or of a language model's texts."""
+        if not self.model.translates:
+            return [self._score(sentence).score for sentence in sentences]
         words = [[self.model.target[number] for number in tokens[:-1]] for tokens in translations]
         found = self.reader.score_batch(self._sources(sentences), words, max_input_length=0)
         return [sum(each.log_probs) / len(each.log_probs) ** self.model.lenpen for each in found]

@@ -119,6 +119,19 @@ class TransformersModel:
         tokens = [row[: row.index(end) + 1] if end in row else row for row in tokens]
         return [Hypothesis(*pair) for pair in zip(tokens, found.sequences_scores.tolist(), strict=True)]
 
+    @torch.inference_mode()
+    def scores(self, sentences: Sequence[list[int]], translations: Sequence[list[int]]) -> list[float]:
+        """Return the scores of given translations, or of a language model's texts."""
+        model, result = self.model, []
+        if not model.config.is_encoder_decoder:
+            return [self._score(torch.tensor([sentence])).score for sentence in sentences]
+        for sentence, tokens in zip(sentences, translations, strict=True):
+            target = torch.tensor([[model.config.decoder_start_token_id, *tokens]])
+            logits = model(input_ids=torch.tensor([sentence]), decoder_input_ids=target).logits[0]
+            mean = scored(logits, target[0]).score
+            result.append(mean * len(tokens) ** (1 - model.generation_config.length_penalty))
+        return result
+
     def _score(self, tokens: torch.Tensor) -> Hypothesis:
         """Compute the second half of a text after the first, which is in the cache."""
         half = tokens.size(1) // 2

@@ -249,20 +249,39 @@ def test_sentences_that_are_too_long_to_compare_are_named(trained, tmp_path, cap
     assert not list(tmp_path.glob("out*"))
 
 
-def test_compare_fails_beyond_rounding():
-    def reader(score):
-        return SimpleNamespace(own_search=False, search=lambda sentences: [Hypothesis([5, 2], score)])
-
-    assert compare([Hypothesis([4, 2], -1.0)], reader(-1.00001), [[4, 2]]).equal == 0
-    with pytest.raises(UserError, match="computes something else"):
-        compare([Hypothesis([5, 2], -1.0)], reader(-1.01), [[4, 2]])
-    with pytest.raises(UserError, match="computes something else"):
-        compare([Hypothesis([5, 2], -1.0)], reader(float("nan")), [[4, 2]])
-    broken = SimpleNamespace(
-        own_search=False, search=lambda _: [Hypothesis([5, 2], -1.0), Hypothesis([5, 2], math.nan)]
+def reader(found, score, *, forced, own_search=False):
+    """A model whose search finds a score, and which gives another one to fairseq's tokens."""
+    hypothesis = Hypothesis(found, score)
+    return SimpleNamespace(
+        own_search=own_search,
+        search=lambda sentences: [hypothesis] * len(sentences),
+        scores=lambda sentences, translations: [forced] * len(translations),
     )
-    with pytest.raises(UserError, match="computes something else"):
-        compare([Hypothesis([5, 2], -1.0)] * 2, broken, [[4, 2]] * 2)
+
+
+def test_scores_are_those_of_fairseqs_tokens():
+    expected, sentences = [Hypothesis([5, 2], -1.0)], [[4, 2]]
+    assert compare(expected, reader([5, 2], -1.00001, forced=math.nan), sentences).equal == 1
+    near_tie = compare(expected, reader([4, 2], -0.9, forced=-1.0), sentences)
+    assert (near_tie.equal, near_tie.difference) == (0, 0.0)
+    for other in (
+        reader([5, 2], -1.01, forced=-1.0),
+        reader([5, 2], math.nan, forced=-1.0),
+        reader([4, 2], -1.0, forced=-1.01),
+        reader([4, 2], -1.0, forced=math.nan),
+        reader([5, 2], -1.0, forced=-1.01, own_search=True),
+    ):
+        with pytest.raises(UserError, match="computes something else"):
+            compare(expected * 2, other, sentences * 2)
+
+
+@pytest.mark.parametrize("name", ["stock", "mixhead-b"])
+def test_a_reader_gives_the_score_of_given_tokens(name, checkpoint, tmp_path):
+    before, after, _ = moved(checkpoint(name), tmp_path / "out", lenpen=0.4)
+    sentences = before.sentences("valid", 6)
+    expected = before.search(sentences)
+    found = after.scores(sentences, [best.tokens for best in expected])
+    assert found == pytest.approx([best.score for best in expected], abs=1e-5)
 
 
 WITHOUT_FAIRSEQ = """
