@@ -52,10 +52,17 @@ def run(args) -> None:
         raise UserError(f"{args.output} exists already. Give a new folder, or remove this one.")
     from fairseq_lowrank.files import whole_folder
     from fairseq_lowrank.tools.exported import compare
+    from fairseq_lowrank.tools.fairseq.checkpoints import load_state
     from fairseq_lowrank.tools.fairseq.export import FairseqModel
 
+    state = load_state(args.checkpoint)
+    if args.to == "ctranslate2":
+        from fairseq_lowrank.tools.fairseq.ctranslate2 import check_flags
+
+        check_flags(state)
     model = FairseqModel(
         args.checkpoint,
+        state=state,
         data=args.data,
         moses=args.moses,
         subwords=args.subwords,

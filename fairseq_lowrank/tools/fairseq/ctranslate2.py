@@ -15,8 +15,8 @@ import torch
 from ctranslate2.converters import FairseqConverter  # type: ignore[import-not-found, import-untyped, unused-ignore]
 from torch import Tensor
 
-from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.parts import PLAIN
+from fairseq_lowrank.messages import FlagError, UserError, flag_name
+from fairseq_lowrank.parts import AXES, MODULE_AXES, PLAIN, AttentionConfig, AttentionSpec
 from fairseq_lowrank.plugin.flags import FLAGS, AttentionOptions, as_namespace
 from fairseq_lowrank.tools.exported import Hypothesis, scored
 from fairseq_lowrank.tools.fairseq.architecture import attention_layers
@@ -28,6 +28,60 @@ WAYS = (
     "Two ways are left: export with --to transformers, which takes this attention; or train with --attention mha, which "
     "CTranslate2 computes."
 )
+
+
+TRANSFORMERS = "Export with --to transformers, or train without the flag."
+
+
+def check_flags(state: dict) -> None:
+    """Check the flags of a checkpoint, before its model and its data are read.
+
+    Args:
+        state: see :func:`~fairseq_lowrank.tools.fairseq.checkpoints.load_state`.
+
+    Raises:
+        FlagError: CTranslate2 has no such model.
+    """
+    args = model_arguments(state)
+    values = vars(args)
+    if "encoder_layers" in values:
+        output, size = values.get("decoder_output_dim"), args.decoder_embed_dim
+        if output not in (None, size):
+            reason = f"CTranslate2's translation models end with the embedding size, {size}"
+            raise FlagError("--decoder-output-dim", output, reason, TRANSFORMERS)
+        if values.get("no_decoder_final_norm") and args.decoder_normalize_before:
+            reason = "CTranslate2's pre-norm models have a LayerNorm there"
+            raise FlagError("--no-decoder-final-norm", "", reason, TRANSFORMERS)
+    chosen = AttentionOptions.from_args(args)
+    spec, sizes = chosen.spec, {}
+    for site in chosen.sites:
+        stack = "encoder" if site == "encoder" else "decoder"
+        if f"{stack}_attention_heads" in values:
+            sizes[site] = values[f"{stack}_embed_dim"], values[f"{stack}_attention_heads"]
+    for name, (width, heads) in ((name, size) for name in ("head_dim", "value_dim") for size in sizes.values()):
+        if spec.is_default("projection") and (size := getattr(spec, name)) not in (None, width // heads):
+            reason = f"CTranslate2 computes heads of size {width // heads}, the embedding size divided by the heads"
+            raise FlagError(flag_name(name), size, reason, TRANSFORMERS)
+    for width, heads in sizes.values():
+        _check_parts(spec, AttentionConfig(spec, width, heads, self_attention=True, max_positions=1), state["model"])
+
+
+def _check_parts(spec: AttentionSpec, config: AttentionConfig, tensors: dict[str, Tensor]) -> None:
+    """Check that each part folds into plain attention, or is as it began.
+
+    Raises:
+        FlagError: one is not.
+    """
+    for axis, part in spec.parts:
+        if axis not in MODULE_AXES or part.folds or (axis == "mixing" and not spec.is_default("projection")):
+            continue
+        start = config.build(axis).state_dict()
+        for name, tensor in tensors.items():
+            _, found, key = name.rpartition(f".{axis}.")
+            if found and not (key in start and torch.allclose(tensor.float(), start[key].float())):
+                flag, reason = AXES[axis].flag.replace("_", "-"), "CTranslate2 computes plain attention alone"
+                remedy = "Export with --to transformers, or train with --attention mha."
+                raise FlagError(f"--{flag}", getattr(spec, axis), reason, remedy)
 
 
 def write(model: FairseqModel, folder: Path) -> None:

@@ -46,6 +46,7 @@ class FairseqModel:
 
     Args:
         path: the checkpoint.
+        state: what it holds, if it has been read.
         data, moses, subwords: see :class:`~fairseq_lowrank.tools.fairseq.translation.Translator`.
         beam, lenpen, max_len_b: settings of the search, as fairseq-generate has them.
 
@@ -57,6 +58,7 @@ class FairseqModel:
         self,
         path: Path,
         *,
+        state: dict | None = None,
         data: Path | None = None,
         moses: bool = False,
         subwords: Path | None = None,
@@ -65,7 +67,7 @@ class FairseqModel:
         max_len_b: int = LONGEST,
     ) -> None:
         self.path, self.beam, self.lenpen = path, beam, lenpen
-        self.state = checkpoints.load_state(path)
+        self.state = checkpoints.load_state(path) if state is None else state
         self.args = checkpoints.model_arguments(self.state)
         self.model, self.task = checkpoints.load_model(path, data=data)
         self.translates = isinstance(self.task, TranslationTask)
