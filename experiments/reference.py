@@ -1,6 +1,6 @@
 """What the code writes into the documents.
 
-These are two pages, the tables of methods in README.md, docs/transformers.md and docs/leaving-fairseq.md, and the numbers in the tables of docs/evidence.
+These are docs/attention.md, tables in README.md, docs/fairseq.md, docs/transformers.md and docs/leaving-fairseq.md, and the numbers in the tables of docs/evidence.
 """
 
 from __future__ import annotations
@@ -111,49 +111,17 @@ def attention_page() -> str:
 
 
 def fairseq_page() -> str:
-    """Return docs/fairseq.md: the tables of patches."""
+    """Return docs/fairseq.md with its table of the optional patches."""
     from fairseq_lowrank.plugin.patches import PATCHES
     from fairseq_lowrank.repairs.patches import PATCHES as REPAIRS
 
-    groups = {
-        "required": "Without these, fairseq does not run on the supported versions of Python, torch and numpy.",
-        "attention": "Our flags need these. They do nothing for a model without an attention flag.",
-        "fix": "Bugs of fairseq that give wrong results or crash on valid input. They are on. `LOWRANK_DISABLE=name,…` switches some off.",
-        "optional": "These change what a stock training does. They are off. `LOWRANK_ENABLE=name,…` switches some on. Our recipes name what they "
-        "need and record it.",
-    }
-    parts = []
-    for group, text in groups.items():
-        merged: dict[str, list] = {}
-        for patch in (*REPAIRS, *PATCHES):
-            if patch.group == group:
-                merged.setdefault(patch.name, []).append(patch)
-        rows = [
-            (
-                f"`{name}`",
-                _cell(patches[0].reason),
-                _cell(patches[0].remove_when),
-                "<br>".join(f"`{p.target}`" for p in patches),
-            )
-            for name, patches in merged.items()
-        ]
-        parts += [f"## {group.capitalize()}", text, _table(("name", "why", "until", "replaces"), rows)]
-    return _page(
-        "What the plugin changes in fairseq",
-        "The plugin replaces functions of fairseq while it runs. It changes no file, and installing the package never replaces a fairseq that is "
-        "installed. A stock model trains, validates and picks its best checkpoint with the plugin exactly as without it. Checkpoints are loaded "
-        "safely, and some faults of fairseq are fixed. Every change has a name, and `LOWRANK_DISABLE=NAME` switches such a fix off.",
-        "The tables below list every change, why it is there, and when it can go. They are written from "
-        "`fairseq_lowrank/repairs/patches.py` (repairs of fairseq) and `fairseq_lowrank/plugin/patches.py` (attention) by "
-        "`python -m experiments reference`. `import fairseq_lowrank.repairs` before fairseq applies the repairs alone. `fairseq-lowrank env --patches` prints them and shows which are on.",
-        *parts,
-        "## Your own plugin",
-        "`import fairseq_lowrank.plugin` at the top of your own `--user-dir` is enough. `fairseq-lowrank --user-dir DIR COMMAND` "
-        "loads your models too. With Hydra, put a `+` before our options: "
-        "`model=transformer_lm +model.attention=mixhead-b`, because Hydra reads the command line before it imports plugins. "
-        "If a file of settings has `_name: transformer_lm` under `model`, run `fairseq-lowrank hydra-train`. `fairseq-hydra-train` "
-        "does not know our options there.",
-    )
+    found: dict[str, str] = {}
+    for patch in (*REPAIRS, *PATCHES):
+        if patch.group == "optional":
+            found.setdefault(patch.name, patch.reason)
+    parts = (ROOT / "docs/fairseq.md").read_text(encoding="utf-8").partition("\n## Optional\n")
+    rows = [(f"`{name}`", _cell(reason)) for name, reason in found.items()]
+    return "".join(parts[:2]) + _replace_table("docs/fairseq.md", parts[2], ("name", "without it"), rows)
 
 
 def readme() -> str:
@@ -234,9 +202,13 @@ def _folds(preset: str) -> str:
 
 def _with_table(page: str, head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """Return the text of a page in which these rows replace those of the table with this head."""
+    return _replace_table(page, (ROOT / page).read_text(encoding="utf-8"), head, rows)
+
+
+def _replace_table(page: str, text: str, head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     table = _table(head, rows)
     old = re.escape("\n".join(table.splitlines()[:2])) + r"(\n\|.*)*"
-    text, count = re.subn(old, lambda match: table, (ROOT / page).read_text(encoding="utf-8"))
+    text, count = re.subn(old, lambda match: table, text)
     if count != 1:
         raise ValueError(f"{page}: expected one table with the head {', '.join(head)}, and found {count}")
     return text
@@ -326,9 +298,9 @@ def _evidence_page(name: str) -> str:
     return filled(name)
 
 
-WRITTEN_WHOLE: dict[str, Callable[[], str]] = {"docs/attention.md": attention_page, "docs/fairseq.md": fairseq_page}
 PAGES: dict[str, Callable[[], str]] = {
-    **WRITTEN_WHOLE,
+    "docs/attention.md": attention_page,
+    "docs/fairseq.md": fairseq_page,
     "docs/transformers.md": transformers_page,
     "docs/leaving-fairseq.md": leaving_page,
     "README.md": readme,
