@@ -1,17 +1,15 @@
 """The pages of docs/evidence: tables and numbers are those of the recorded lines, and so are the outcomes of predictions."""
 
 import re
-from statistics import fmean
 
 import pytest
 
 pytest.importorskip("scipy")
 
 from experiments.controlled import TASKS
-from experiments.evidence import confidence, leads, measure, pages, predictions, slowdown
+from experiments.evidence import confidence, leads, pages, predictions, slowdown
 from experiments.evidence import tables as recorded_tables
-from experiments.evidence.lines import RESULTS, ROOT
-from fairseq_lowrank.tools.reporting.statistics import equivalence_p, student
+from experiments.evidence.lines import ROOT
 
 SUMMARY = (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
 PAGES = {page.stem: page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs" / "evidence").glob("*.md"))}
@@ -72,75 +70,6 @@ def test_a_number_that_is_not_as_recorded_is_replaced(page, tmp_path, monkeypatc
     (tmp_path / f"{page}.md").write_text(PAGES[page].replace(right, wrong), encoding="utf-8")
     monkeypatch.setattr(pages, "PAGES", tmp_path)
     assert pages.filled(page) == PAGES[page]
-
-
-def test_outcomes_of_the_language_models_follow_from_their_rows():
-    bits = leads.losses("language-model", "test")
-
-    def by_seed(worse, better):
-        return [bits[worse][seed] - bits[better][seed] for seed in sorted(bits[worse].keys() & bits[better].keys())]
-
-    differences = {
-        "L1": [("h32-mha", "h4-mha")],
-        "L2": [("h32-mixhead-a", "h32-mha"), ("h32-mixhead-a", "h32-gain-x8")],
-        "L3": [("h32-mha", "h32-small-start")],
-        "L4": [("h32-mha", "h32-score-mixing")],
-        "L5": [("h32-mixhead-a", "h32-mha-equal-time")],
-        "L6": [("h4-mixhead-a", "h4-mha")],
-        "L11": [("h32-mha-6000", "h4-mha-6000")],
-        "L12": [("h32-score-mixing-6000", "h4-mha-6000")],
-        "L13": [("h32-score-mixing", "h4-mha-6000")],
-        "L19": [("h32-mha-3e-3", "h4-mha-6e-3")],
-        "L21": [("h32-score-mixing-6000", "h32-mha-9600")],
-    }
-    factors = [fmean(m.value for m in slowdown.factors()[updates].values()) for updates in (2000, 6000)]
-    assert "it is {:.2f} and then {:.2f}".format(*factors) in PAGES["language-models"]
-    found = {name: text for name, text in outcomes("language-model").items() if not text.startswith("not run")}
-    assert found.keys() == {*differences, "L7", "L8", "L9", "L10", "L14", "L15", "L16", "L17", "L18", "L20"}
-    for name, pairs in differences.items():
-        printed = re.findall(r"\d\.\d{3}", found[name])
-        assert printed == [f"{fmean(by_seed(*pair)):.3f}" for pair in pairs], name
-    p = equivalence_p(by_seed("h32-score-mixing-6000", "h4-mha-6000"), 0.02)
-    assert found["L12"].endswith(f"p is {p:.2f}") and p > 0.05
-    costs, regained = by_seed("h32-mha", "h4-mha"), by_seed("h32-mha", "h32-score-mixing")
-    assert re.findall(r"\d\.\d{3}", found["L7"]) == [f"{n:.3f}" for n in (fmean(costs), *student(costs)[:2])]
-    shares = [f"{100 * back / cost:.0f}" for back, cost in zip(regained, costs, strict=False)]
-    assert re.findall(r"\d+(?= %)", found["L8"]) == shares
-    for name, row in (("L9", "h32-score-gain-x32"), ("L10", "h32-mixhead-a")):
-        assert re.findall(r"\d\.\d{3}", found[name]) == [f"{bits:.3f}" for bits in by_seed(row, "h32-mha")]
-    wider = bits["h32-mha"][2] - bits["h32-qk32"][2]
-    assert re.findall(r"\d+(?= %)", found["L15"]) == [f"{100 * wider / costs[1]:.0f}"]
-    assert re.findall(r"\d\.\d{3}", found["L16"]) == [f"{bits['h32-mha'][2] - bits['h32-ffn1404'][2]:.3f}"]
-    ahead = [bits["h4-mha"][2] - bits[row][2] for row in ("h4-qk128", "h4-score-mixing")]
-    assert re.findall(r"\d\.\d{3}", found["L17"]) == [f"{lead:.3f}" for lead in ahead]
-    (cut,) = (line for line in measure.read(RESULTS / "evidence-measure.jsonl") if "score-mixing-2000" in line["model"])
-    assert re.findall(r"\d\.\d{3}", found["L14"]) == [f"{measure.loss_at(cut, 4):.3f}"]
-
-
-def test_outcomes_of_head_maps_follow_from_their_rows():
-    bits, found = leads.losses("head-maps", "test"), outcomes("head-maps")
-
-    def ahead(row, other="mha"):
-        others = bits[f"{row.partition('-')[0]}-{other}"]
-        return [others[seed] - value for seed, value in bits[row].items()]
-
-    rows = {
-        "H1": ["h4-headmix", "h32-headmix"],
-        "H2": ["h4-headmix-x4"],
-        "H3": ["h32-headmix-x32"],
-        "H4": ["h4-gain-x4", "h32-gain-x32"],
-        "H5": ["h4-mha-values-x4", "h32-mha-values-x32"],
-    }
-    for name, names in rows.items():
-        means = [fmean(ahead(row)) for row in names]
-        assert re.findall(r"\d\.\d{3}", found[name]) == [f"{abs(mean):.3f}" for mean in means], name
-        assert all(("ahead" if mean > 0 else "behind") in found[name] for mean in means), name
-    costs = [bits["h32-mha"][seed] - bits["h4-mha"][seed] for seed in bits["h4-mha"]]
-    assert re.findall(r"\d\.\d{3}", found["H6"]) == [f"{fmean(costs):.3f}"]
-    (group,) = (group for group in predictions.groups() if group["experiment"] == "head-maps")
-    (rule,) = re.findall(r"^\*\*Outcome:\*\* .*", group["remarks"], re.MULTILINE)
-    intervals = [student(ahead("h32-headmix", other))[:2] for other in ("mha", "gain-x32", "mha-values-x32")]
-    assert re.findall(r"\((.+?) … (.+?)\)", rule) == [(f"{low:.3f}", f"{high:.3f}") for low, high in intervals]
 
 
 NUMBER = re.compile(r"(?<![\w.,])\d+(?:,\d{3})*(?:\.\d+)?(?:e[-−]?\d+)?(?!\w)")

@@ -9,13 +9,10 @@ pytest.importorskip("scipy")
 
 from colour_vision import distance
 from matplotlib.colors import to_hex
-from matplotlib.text import Text
 
 from experiments.evidence import bottleneck, figures
 from experiments.evidence.lines import ROOT
-from fairseq_lowrank.attention import METHODS
 from fairseq_lowrank.tools import pictures
-from fairseq_lowrank.tools.reporting import contrasts
 
 APART = 15  # CIE76
 
@@ -56,37 +53,6 @@ def test_no_text_of_a_picture_is_cut(figure):
     for axes in figure.axes:
         for text in axes.texts:
             assert text.get_window_extent().x1 <= axes.bbox.x1 and text.get_window_extent().x0 >= axes.bbox.x0, text
-
-
-def test_a_picture_says_which_direction_is_better(figure):
-    words = " ".join(text.get_text() for text in figure.findobj(Text)).replace("\n", " ")
-    assert "is better)" in words
-
-
-def test_methods_that_are_often_compared_are_apart():
-    names = ("mha", "gain", "score-gain", "mixhead-a", "mixhead-b", "talking-heads", "score-mixing", "fixedhead")
-    names += ("mhe-add", "mhe-mul", "mqa", "sigsoftmax")
-    found = {METHODS[name].colour for name in names} | {pictures.colour_of(pictures.STOCK)}
-    assert len(found) == len(names) + 1
-    assert not close(found | set(pictures.OTHER_COLOURS[:4]))
-
-
-def test_colours_of_classes_are_apart_and_so_are_their_lines():
-    assert not close(pictures.CLASS_COLOURS)
-    found = [pictures.class_style(kind) for kind in (None, *pictures.CLASS_STYLES)]
-    for name in ("color", "marker", "linestyle"):
-        assert len({str(style[name]) for style in found}) == len(found)
-
-
-def test_colours_of_outcomes_are_apart():
-    assert not close(contrasts.OUTCOME_COLOURS.values())
-
-
-def test_a_method_has_the_marker_and_line_of_its_class():
-    for name, method in METHODS.items():
-        (style,) = pictures.styles([name])
-        wanted = pictures.class_style(None if name == "mha" else method.kind)
-        assert (style["linestyle"], pictures.marker(style)) == (wanted["linestyle"], wanted["marker"]), name
 
 
 def test_every_picture_has_a_page():

@@ -1,5 +1,6 @@
 """The page of the recipes speaks of every table and figure of the five documents, and of every recipe."""
 
+import itertools
 import re
 from pathlib import Path
 
@@ -57,3 +58,10 @@ def test_the_page_names_every_recipe_and_none_that_is_not_there():
     written = set(re.findall(r"`(\w+/\w+\.sh)`", (EXAMPLES / "README.md").read_text()))
     recipes = {path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.glob("*/*.sh")}
     assert written == recipes
+
+
+@pytest.mark.parametrize("recipe", sorted(EXAMPLES.glob("*/*.sh")), ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_head_of_a_recipe_has_the_parts_that_help_prints(recipe):
+    lines = itertools.takewhile(lambda line: line.startswith("#"), recipe.read_text(encoding="utf-8").splitlines())
+    labels = [match[1] for line in lines if (match := re.match(r"# (\w[\w ]*): ", line))]
+    assert labels == ["What", "Table", "Result", "Time", "Our choice"]
