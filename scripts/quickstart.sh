@@ -6,7 +6,7 @@
 #   --data grammar       sentences of a small grammar (default; nothing to download, about 5 minutes)
 #   --data multi30k      real image captions: rows PRESET and mha of examples/multi30k/compare.sh (about an hour); they are in
 #                        FOLDER/multi30k with LOWRANK_DATA=FOLDER, or fetched with PREPARE="--download"
-#   --attention PRESET   the attention to compare with mha: mixhead-b (default), mixhead-a, mhe-mul, mqa, …; with mha, only mha
+#   --attention PRESET   the attention to compare with mha: mixhead-a (default), mixhead-b, mhe-mul, mqa, …; with mha, only mha
 #
 # Sets up .venv first (SETUP=0: takes .venv as it is or, without one, the Python on PATH), then makes the corpus, trains both
 # models and translates the test set. Shows ten translations, the commands, and a table of both models: parameters, validation
@@ -24,7 +24,7 @@ refuse() {
     exit 2
 }
 
-data=grammar attention=mixhead-b
+data=grammar attention=mixhead-a
 while [ $# -gt 0 ]; do
     case "$1" in
         -h | --help) usage; exit ;;

@@ -4,7 +4,7 @@ Left: the scores Q Kᵀ of one head are fitted to random positive patterns of 16
 No model is trained: queries and keys are free, so the error is what the head size alone costs. Right: recorded trainings of the
 task that needs one score of full rank (docs/evidence/heads.md).
 
-    python -m experiments.evidence.figures bottleneck --output docs/pictures
+    python -m experiments pictures bottleneck --output docs/pictures
 """
 
 import json

@@ -268,19 +268,23 @@ def table(lines: Iterable[Line]) -> str:
     return "\n".join(rows)
 
 
-def figure(lines: Iterable[Line]):
-    """Return a figure of the cost against the rank as a share of the head size: one basis, and dashed a basis for each sequence."""
+def figure(lines: Iterable[Line], ranks: str = "ranks"):
+    """Return a figure of the cost against the rank as a share of the head size, with a basis for all sequences, or for each.
+
+    Args:
+        ranks: the field of a line: "ranks" for one basis, "own_ranks" for a basis for each sequence.
+    """
     from fairseq_lowrank.tools import pictures
 
-    drawn, axes = pictures.new_figure(7.0, 4.2)
-    colours = [
-        colour for colour in pictures.CLASS_COLOURS if colour != pictures.CLASS_COLOURS[1]
-    ]  # grey is for controls
+    drawn, axes = pictures.new_figure(6.4, 3.6)
+    # grey is for controls
+    colours = [colour for colour in pictures.CLASS_COLOURS if colour != pictures.CLASS_COLOURS[1]]
     for line, colour, marker in zip(lines, itertools.cycle(colours), itertools.cycle(pictures.MARKERS), strict=False):
-        for name, style, basis in (("ranks", "-", "one basis"), ("own_ranks", "--", "a basis for each sequence")):
-            points = [(rank / line["size"], max(0.0, 100 * cost)) for rank, cost in line[name]]
-            label = f"{line['model']}, {line['text']}: {basis}"
-            axes.plot(*zip(*points, strict=True), style, color=colour, marker=marker, markersize=4, label=label)
+        points = [(rank / line["size"], max(0.0, 100 * cost)) for rank, cost in line[ranks]]
+        axes.plot(*zip(*points, strict=True), color=colour, marker=marker, markersize=4, label=line["model"])
+    axes.set_title(
+        {"ranks": "one basis for all sequences", "own_ranks": "a basis for each sequence"}[ranks], fontsize=10
+    )
     axes.axhline(100 * TOLERANCE, color="0.6", linewidth=1)
     axes.annotate(
         f"tolerance: {100 * TOLERANCE:g} %",
