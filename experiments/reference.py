@@ -1,6 +1,6 @@
 """What the code writes into the documents.
 
-These are docs/attention.md, tables in README.md, docs/fairseq.md, docs/transformers.md and docs/leaving-fairseq.md, and the numbers in the tables of docs/evidence.
+These are docs/attention.md, tables in docs/fairseq.md, docs/transformers.md and docs/leaving-fairseq.md, and the numbers in the tables of docs/evidence.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ def attention_page() -> str:
     return _page(
         "Attention: flags, layer, call",
         "This page is written from the code by `python -m experiments reference`.",
+        "![The parts of attention and their flags](attention.svg)",
         "## Flags of fairseq's commands",
         'Every architecture takes them: `fairseq-train --user-dir "$(fairseq-lowrank user-dir)" --arch ARCH --attention mixhead-a …`. A flag for one part '
         "overrides the method. The second column is the keyword of `build_attention` in Python.",
@@ -122,44 +123,6 @@ def fairseq_page() -> str:
     parts = (ROOT / "docs/fairseq.md").read_text(encoding="utf-8").partition("\n## Optional\n")
     rows = [(f"`{name}`", _cell(reason)) for name, reason in found.items()]
     return "".join(parts[:2]) + _replace_table("docs/fairseq.md", parts[2], ("name", "without it"), rows)
-
-
-def readme() -> str:
-    """Return README.md with its table of methods, in the order of the axes that they set."""
-    rows: dict[tuple[str, ...], list[str]] = {}
-    for preset, sets in PRESETS.items():
-        need = METHODS[preset].needs
-        axes = tuple(axis for axis in AXES if axis in sets or (need is not None and axis == need.axis))
-        rows.setdefault(axes, []).append(preset)
-    order = list(AXES)
-    table = [
-        (_effect(axes), ", ".join(map(_flags_of, rows[axes])), _papers(rows[axes]))
-        for axes in sorted(rows, key=lambda axes: [order.index(axis) for axis in axes])
-        if axes
-    ]
-    return _with_table("README.md", ("it changes", "`--attention`", "papers"), table)
-
-
-def _effect(axes: Iterable[str]) -> str:
-    """Return what axes decide, in words: the first clause of the help of each."""
-    return ", and ".join(re.split(r" \(|: |; ", AXES[axis].help)[0] for axis in axes)
-
-
-def _flags_of(preset: str) -> str:
-    need = METHODS[preset].needs
-    return f"`{preset}`" if need is None else f"`{preset} --{AXES[need.axis].flag.replace('_', '-')} N`"
-
-
-def _papers(presets: Iterable[str]) -> str:
-    """Return the papers of methods, by their first authors. A method without a paper is from this project."""
-    found = dict.fromkeys(_citation(paper.authors) for preset in presets for paper in METHODS[preset].papers)
-    return "; ".join([*found, *["this project"] * any(not METHODS[preset].papers for preset in presets)])
-
-
-def _citation(authors: str) -> str:
-    """Return the surname of the first of several authors, and the year."""
-    names, year = authors.split(", "), re.search(r"\d{4}", authors)
-    return authors if len(names) == 1 or year is None else f"{names[0].split()[-1]} et al. {year[0]}"
 
 
 def transformers_page() -> str:
@@ -303,7 +266,6 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/fairseq.md": fairseq_page,
     "docs/transformers.md": transformers_page,
     "docs/leaving-fairseq.md": leaving_page,
-    "README.md": readme,
     **{
         f"docs/evidence/{path.stem}.md": partial(_evidence_page, path.stem)
         for path in (ROOT / "docs" / "evidence").glob("*.md")

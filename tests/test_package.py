@@ -80,7 +80,10 @@ def test_an_address_makes_every_link_of_the_description_absolute(tmp_path):
     assert f"Repository, {ADDRESS}" in metadata.get_all("Project-URL")
     text = re.sub(r"```.*?```|`[^`]*`", "", metadata.get_payload(), flags=re.DOTALL)
     links = re.findall(r"\]\(([^)\s]+)\)", text)
-    assert f"{ADDRESS}/raw/HEAD/docs/attention.svg" in links and f"{ADDRESS}/blob/HEAD/docs/evidence.md" in links
+    assert (
+        f"{ADDRESS}/raw/HEAD/docs/pictures/bottleneck-seen.png" in links
+        and f"{ADDRESS}/blob/HEAD/docs/evidence.md" in links
+    )
     assert not [link for link in links if not re.match(r"https://|#", link)]
 
 

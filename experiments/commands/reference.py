@@ -1,4 +1,4 @@
-"""Write docs/attention.md, and tables in README.md, docs/fairseq.md, docs/transformers.md and docs/leaving-fairseq.md, from the code.
+"""Write docs/attention.md, and tables in docs/fairseq.md, docs/transformers.md and docs/leaving-fairseq.md, from the code.
 Fill the tables of docs/evidence with the numbers of `results/`.
 
 python -m experiments reference                 write them
