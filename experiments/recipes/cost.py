@@ -10,7 +10,6 @@ from experiments.corpora.catalogue import parse_corpus_name
 from experiments.recipes.recipe import Run, effective_flags, last_value, tokens_of_update
 from experiments.recipes.sizes import sizes, vocab_size
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.ops.attention.triton import COMPILED_SIZES
 
 H100_RATE = 2.9e14
 """Operations a second of training on one H100: 230,136 tokens a second of 16 layers of d 1024 (mha, benchmarks/results/gpu.json)."""
@@ -20,6 +19,8 @@ CPU_RATE = 1.2e11
 """The same on 2 cores: 1,127 tokens a second of 4 layers of d 512 (mha, benchmarks/results/training-512.json). Narrower models are slower."""
 SPEED = {"mha": 1.0, "mixhead-a": 0.66, "mixhead-b": 0.57}
 """Tokens a second on the H100 as a share of those of mha, for 16 heads of 64 in the kernels (training, benchmarks/results/gpu.json)."""
+KERNEL_SIZES = ((8, 32), (16, 32), (8, 64), (12, 64), (16, 64))
+"""Numbers and sizes of heads that the kernels were compiled for when these speeds were measured."""
 SPEED_OF_BLOCKS = 0.21
 """The same of mixhead-a by blocked, which computes mixing of head counts and sizes that the kernels do not take."""
 MOST_CPU_HOURS = 1000
@@ -117,7 +118,7 @@ def speed(run: Run) -> float | None:
         return None
     heads = int(flags.get("--decoder-attention-heads") or flags.get("--encoder-attention-heads") or 8)
     width = int(flags.get("--decoder-embed-dim") or flags.get("--encoder-embed-dim") or 512)
-    if method != "mha" and (heads, int(flags.get("--head-dim") or width // heads)) not in COMPILED_SIZES:
+    if method != "mha" and (heads, int(flags.get("--head-dim") or width // heads)) not in KERNEL_SIZES:
         return SPEED_OF_BLOCKS
     return SPEED[method]
 
