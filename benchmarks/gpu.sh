@@ -86,7 +86,7 @@ if [ "$what" = goals ]; then
         --output "$parts/heads-8.json"
 else
     step check-kernels 110 bash -c 'seq "$1" | xargs -P "$1" -I{} "${@:2}" --seed {}' check-kernels "$workers" \
-        "${command[@]}" check-kernels --random-only --backend tiled --device "$device" "${checks[@]}"
+        "${command[@]}" env --kernels --random-only --backend tiled --device "$device" "${checks[@]}"
     ! installed pytest xdist hypothesis ||
         step tests 110 "$python" -m pytest -q -p no:cacheprovider "${modules[@]}" --device "$device" "${tests[@]}"
     parallel compile 80 "${passes[@]}" times --device "$device" "${times[@]}" --rounds 0 --part "{}/$workers"

@@ -3,19 +3,18 @@
 import importlib
 import importlib.util
 import json
+import re
 import subprocess
 import warnings
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-import torch
-
 from fairseq_lowrank import __version__
 
 CODE = ("fairseq_lowrank", "experiments", "examples")
 """The folders of a clone whose files of Python are run."""
-SAFE_TORCH = "2.10"
+SAFE_TORCH = (2, 10)
 """The first torch without CVE-2026-24747: before, a crafted file corrupts memory under ``weights_only=True``."""
 
 
@@ -77,10 +76,12 @@ def recorded_commit(distribution: str) -> str | None:
 
 def loading_risk() -> str | None:
     """Return what a checkpoint of a stranger can do with this torch, and the remedy; None if its loading is safe."""
-    if torch.torch_version.TorchVersion(torch.__version__) >= SAFE_TORCH:
+    version = installed_version("torch")
+    number = re.fullmatch(r"(\d+)\.(\d+)[.\d]*(\+.*)?", version or "")  # no release candidate
+    if number is not None and (int(number[1]), int(number[2])) >= SAFE_TORCH:
         return None
     return (
-        f"torch {torch.__version__}: a crafted checkpoint can corrupt memory (CVE-2026-24747). "
+        f"torch {version}: a crafted checkpoint can corrupt memory (CVE-2026-24747). "
         "Install torch 2.10 or newer, or load only checkpoints that you trust."
     )
 

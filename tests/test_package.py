@@ -21,6 +21,8 @@ BUILD = "from setuptools import build_meta as b; b.build_sdist('dist'); b.build_
 DATA = (
     "fairseq_lowrank/py.typed",
     "fairseq_lowrank/tools/reporting/papers.json",
+    "fairseq_lowrank/tools/sites/fairseq.csv",
+    "fairseq_lowrank/tools/sites/transformers.csv",
 )
 ADDRESS = "https://example.org/owner/repository"
 

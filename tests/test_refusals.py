@@ -165,8 +165,8 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("convert flipped-mixhead.pt --attention mha --output convert.pt", "flipped-mixhead.pt"),
         ("convert words.de --attention mha --output convert.pt", "words.de cannot be read as a checkpoint"),
         ("convert mixhead.pt --attention mha --output out/convert.pt", "--output out/convert.pt"),
-        ("spectrum words.de", "words.de cannot be read as a checkpoint"),
-        ("spectrum flipped.pt", "flipped.pt cannot be read as a checkpoint"),
+        ("inspect --spectrum words.de", "words.de cannot be read as a checkpoint"),
+        ("inspect --spectrum flipped.pt", "flipped.pt cannot be read as a checkpoint"),
         ("inspect words.de", "words.de cannot be read as a checkpoint"),
         ("inspect flipped.pt", "flipped.pt cannot be read as a checkpoint"),
         ("params", "no model given. Add a checkpoint, --arch ARCH --vocab-size N, or --transformers FOLDER."),
@@ -183,18 +183,18 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("params --arch nope --vocab-size 9", "--arch nope: unknown"),
         ("params --arch lowrank_transformer --vocab-size 9 --head-dim 100000000000", "head_dim=100000000000"),
         ("inspect mixhead.pt --transformers bare", "error: mixhead.pt works only with models of fairseq"),
-        ("spectrum mixhead.pt --transformers bare", "error: mixhead.pt works only with models of fairseq"),
-        ("spectrum", "no model given. Add checkpoints, or --transformers FOLDER --text FILE."),
-        ("spectrum nope.pt", "nope.pt is not a checkpoint file"),
-        ("spectrum mixhead.pt --data nothing", "--data nothing: no such folder"),
-        ("spectrum mixhead.pt --data mt --sequences 0", "--sequences 0: expected a number >= 1"),
-        ("spectrum mixhead.pt --data mt --labels a b", "--labels a b: 2 names for 1 checkpoints"),
+        ("inspect --spectrum mixhead.pt --transformers bare", "error: mixhead.pt works only with models of fairseq"),
+        ("inspect --spectrum", "no model given. Add a checkpoint, or --transformers FOLDER."),
+        ("inspect --spectrum nope.pt", "nope.pt is not a checkpoint file"),
+        ("inspect --spectrum mixhead.pt --data nothing", "--data nothing: no such folder"),
+        ("inspect --spectrum mixhead.pt --data mt --sequences 0", "--sequences 0: expected a number >= 1"),
+        ("inspect --spectrum mixhead.pt --data mt --labels a b", "--labels a b: 2 names for 1 checkpoints"),
         *(
             (f"{command} --data {data}", f"--data {data}: the model's task cannot read it")
             for command, data in (
                 ("translate mixhead.pt", "lm"),
                 ("measure mixhead.pt", "lm"),
-                ("spectrum lm.pt", "damaged-lm"),
+                ("inspect --spectrum lm.pt", "damaged-lm"),
                 ("inspect mixhead.pt", "lm"),
             )
         ),
@@ -213,7 +213,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
         *(
             (f"{command} --output words.de", "--output words.de: words.de")  # before anything else is read
             for command in (
-                "spectrum nope.pt",
+                "inspect --spectrum nope.pt",
                 "inspect nope.pt",
                 "params --arch nope --vocab-size 9",
             )

@@ -350,7 +350,7 @@ class RecipeEngine(Engine[Run]):
 
         Each seed has a folder: that of another seed than 1 is `name`-seedN. Return 0, or the exit status of a command that failed.
 
-        Words with `--` in front are options of `fairseq-lowrank spectrum`. A row that has its line but no checkpoint here, as
+        Words with `--` in front are options of `fairseq-lowrank inspect --spectrum`. A row that has its line but no checkpoint here, as
         in a clone of the repository, is trained for it.
         """
         given = [word for word in rows if word.startswith("--")]
@@ -367,7 +367,9 @@ class RecipeEngine(Engine[Run]):
                     self.train_only(run)
             self.refuse_busy(runs)
             folder = f"{output}/{name}" + ("" if settings.seed == 1 else f"-seed{settings.seed}")
-            if code := self.tool("spectrum", *(str(run.best) for run in runs), *options, "--output", folder):
+            if code := self.tool(
+                "inspect", "--spectrum", *(str(run.best) for run in runs), *options, "--output", folder
+            ):
                 return code
         return 0
 

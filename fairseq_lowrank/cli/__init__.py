@@ -12,9 +12,9 @@ import importlib
 import logging
 import pkgutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
 from fairseq_lowrank import __version__, importing, messages
@@ -32,11 +32,7 @@ class Group(NamedTuple):
 
 GROUPS = (
     Group("Start here: measure", "measure checkpoint_best.pt --quick", ("measure",)),
-    Group(
-        "Understand a model",
-        "inspect checkpoint_best.pt",
-        ("inspect", "spectrum", "params", "architectures"),
-    ),
+    Group("Understand a model", "inspect checkpoint_best.pt", ("inspect", "params")),
     Group(
         "Train",
         "launch --workers 2 -- fairseq-train DATA --arch ARCH …",
@@ -48,17 +44,21 @@ GROUPS = (
         ("translate", "average", "convert", "export"),
     ),
     Group("Keep and compare results", "compare results.jsonl --pair mha mixhead-a", ("record", "compare", "report")),
-    Group("Check the installation", "env", ("env", "check-kernels")),
+    Group("Check the installation", "env", ("env",)),
 )
 """Every subcommand, in the order of ``--help``."""
 
 IN_A_CLONE = "'python -m experiments {}' in a clone of the repository"
-RENAMED = {
+MOVED = {
+    "advise": "'fairseq-lowrank params' and 'fairseq-lowrank measure'",
+    "architectures": "'fairseq-lowrank params --list fairseq'",
+    "check-kernels": "'fairseq-lowrank env --kernels'",
     "import-bert": IN_A_CLONE.format("bert import"),
     "predict": IN_A_CLONE.format("bert predict"),
+    "spectrum": "'fairseq-lowrank inspect --spectrum'",
     "wordpieces": IN_A_CLONE.format("bert wordpieces"),
 }
-"""Former subcommands, and what to use instead."""
+"""The commands of earlier versions, and what does their work now."""
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -90,7 +90,8 @@ def command_modules(package: ModuleType) -> dict[str, ModuleType]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand of ``fairseq-lowrank`` and return its exit status."""
     description = "Tools for attention and its low-rank bottleneck in fairseq."
-    return run_subcommand("fairseq-lowrank", description, sys.modules[__name__], argv, GROUPS, takes_user_dir=True)
+    package = sys.modules[__name__]
+    return run_subcommand("fairseq-lowrank", description, package, argv, GROUPS, MOVED, takes_user_dir=True)
 
 
 def run_subcommand(
@@ -99,6 +100,7 @@ def run_subcommand(
     package: ModuleType,
     argv: Sequence[str] | None = None,
     groups: Sequence[Group] = (),
+    moved: Mapping[str, str] = MappingProxyType({}),
     *,
     takes_user_dir: bool = False,
 ) -> int:
@@ -108,6 +110,7 @@ def run_subcommand(
         program: the name of the program in usage and error lines.
         package: the package with a module for each subcommand.
         groups: the groups of subcommands in ``--help``; by default they are one list.
+        moved: subcommands of earlier versions, and what does their work now.
         takes_user_dir: offer ``--user-dir``, for models of another plugin of fairseq.
     """
     _output.print_safely()
@@ -121,6 +124,23 @@ def run_subcommand(
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    commands = _add_commands(parser, modules, takes_user_dir)
+    _check_command(parser, modules, argv, moved)
+    words = list(sys.argv[1:] if argv is None else argv)
+    args, flags = parser.parse_known_args(words)
+    args.words = words
+    if commands[args.command].takes_flags:
+        args.flags = flags
+    elif flags:
+        declared = commands[args.command]._option_string_actions
+        parser.error(f"unrecognized arguments: {' '.join(flags)}.{messages.did_you_mean(flags[0], declared)}")
+    return _run(program, modules[args.command], args)
+
+
+def _add_commands(
+    parser: argparse.ArgumentParser, modules: dict[str, ModuleType], takes_user_dir: bool
+) -> dict[str, CommandParser]:
+    """Add a parser for each subcommand, and ``--user-dir`` to all of them; return these parsers by their names."""
     user_dir: dict[str, Any] = {
         "type": Path,
         "metavar": "DIR",
@@ -133,28 +153,21 @@ def run_subcommand(
         metavar="COMMAND",
         required=True,
         parser_class=CommandParser,
-        prog=program,
+        prog=parser.prog,
         help=argparse.SUPPRESS,
     )
+    formatter = argparse.RawDescriptionHelpFormatter
     for name, module in modules.items():
-        command = subparsers.add_parser(
-            name,
-            description=module.__doc__,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
+        command = subparsers.add_parser(name, description=module.__doc__, formatter_class=formatter)
         command.takes_flags = getattr(module, "TAKES_FLAGS", False)
         module.add_arguments(command)
         if takes_user_dir:
             command.add_argument("--user-dir", **user_dir, default=argparse.SUPPRESS)
-    _check_command(parser, modules, argv)
-    words = list(sys.argv[1:] if argv is None else argv)
-    args, flags = parser.parse_known_args(words)
-    args.words = words
-    if getattr(modules[args.command], "TAKES_FLAGS", False):
-        args.flags = flags
-    elif flags:
-        declared = subparsers.choices[args.command]._option_string_actions
-        parser.error(f"unrecognized arguments: {' '.join(flags)}.{messages.did_you_mean(flags[0], declared)}")
+    return subparsers.choices
+
+
+def _run(program: str, module: ModuleType, args: argparse.Namespace) -> int:
+    """Run a subcommand with its arguments, and return its exit status."""
     # fairseq's wav2vec sets the level DEBUG for every library when it is imported. The first call of basicConfig wins.
     level = logging.root.level
     logging.basicConfig(level=logging.WARNING)
@@ -164,9 +177,8 @@ def run_subcommand(
         _output.check_checkpoints(args)
         if sys.version_info >= (3, 14):
             importing.import_fairseq()
-        if takes_user_dir and args.user_dir is not None:
+        if getattr(args, "user_dir", None) is not None:
             import_plugin(args.user_dir)
-        module = modules[args.command]
         with Progress(args.command) if getattr(module, "SHOWS_TIME", True) else contextlib.nullcontext():
             code = module.run(args) or 0
         sys.stdout.flush()  # here, where a reader that stopped is no fault
@@ -177,9 +189,8 @@ def run_subcommand(
         _output.discard_output()
         return 0
     except Exception as error:
-        if (
-            isinstance(error, OSError) and error.errno in messages.FULL_DISK
-        ):  # the output may be a file, and cannot be flushed
+        # the output may be a file on a full disk, which cannot be flushed
+        if isinstance(error, OSError) and error.errno in messages.FULL_DISK:
             _output.discard_output()
         return messages.report(error, f"{program} {args.command}")
     finally:
@@ -195,18 +206,24 @@ def _list_commands(program: str, modules: dict[str, ModuleType], groups: Sequenc
     return "\n".join([*lines, f"'{program} COMMAND --help' explains a command and its flags."])
 
 
-def _check_command(parser: argparse.ArgumentParser, modules: dict[str, ModuleType], argv: Sequence[str] | None) -> None:
-    """Refuse a subcommand that does not exist, with the closest name."""
+def _check_command(
+    parser: argparse.ArgumentParser,
+    modules: dict[str, ModuleType],
+    argv: Sequence[str] | None,
+    moved: Mapping[str, str],
+) -> None:
+    """Refuse a subcommand that does not exist: with what replaces one of earlier versions, or with the closest name."""
     first = argparse.ArgumentParser(prog=parser.prog, usage=parser.usage, add_help=False)
     first.add_argument("--user-dir")
     first.add_argument("command", nargs="?")
     name = first.parse_known_args(argv)[0].command
-    if name in RENAMED and name not in modules:
-        parser.error(f"{name}: has moved. Use {RENAMED[name]}.")
-    if name is not None and name not in modules:
-        parser.error(
-            f"invalid choice: {name!r}: expected one of {', '.join(modules)}.{messages.did_you_mean(name, modules)}"
-        )
+    if name in modules or name is None:
+        return
+    if name in moved:
+        parser.error(f"{name} is no longer a command. Use {moved[name]}.")
+    parser.error(
+        f"invalid choice: {name!r}: expected one of {', '.join(modules)}.{messages.did_you_mean(name, modules)}"
+    )
 
 
 def import_plugin(folder: Path) -> None:

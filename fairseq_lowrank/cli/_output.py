@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from fairseq_lowrank import files
 from fairseq_lowrank.messages import FlagError, UserError, escape_control, flag_name
@@ -251,6 +252,30 @@ def _print(text: str) -> None:
 def discard_output() -> None:
     """Discard further output, because its reader has stopped."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class View(NamedTuple):
+    """What a command shows of its models.
+
+    Args:
+        name: the name of the files, and of the command.
+        data: for JSON.
+        rows: for CSV.
+        text: for the screen.
+        draw: returns the figures by their names; called only if they are written.
+    """
+
+    name: str
+    data: Any
+    rows: list[dict]
+    text: str
+    draw: Callable[[], dict] = dict
+
+
+def publish(args, view: View) -> None:
+    """Write a view to `--output`, if given, and print it, so that an error of the screen loses no file."""
+    write(args, view.name, view.data, view.rows, view.draw() if args.output else {})
+    show(args, view.data, view.text)
 
 
 def write(args, name: str, data, rows: list[dict], figures: dict, pages: dict[str, str] | None = None) -> None:

@@ -38,7 +38,7 @@ keeps its architecture. Other attention flags of fairseq-train go behind the che
 import argparse
 from pathlib import Path
 
-from fairseq_lowrank.cli import _output, spectrum
+from fairseq_lowrank.cli import _data, _output
 from fairseq_lowrank.messages import IMPORT_PLUGIN, FlagError, UserError, did_you_mean, flag_name
 
 NAME = "convert"
@@ -56,7 +56,7 @@ def add_arguments(parser) -> None:
     parser.add_argument("--latent-dim", type=int, metavar="N", help="size of the latent of mla (default: full rank)")
     parser.add_argument("--shared-dim", type=int, metavar="N", help="features of collaborative (default: full rank)")
     parser.add_argument("--rank", type=int, metavar="N", help="rank of lrkv (default: full rank)")
-    spectrum.add_data_arguments(parser, default_data="to measure the difference of outputs; default: not measured")
+    _data.add_data_arguments(parser, default_data="to measure the difference of outputs; default: not measured")
     _output.add_checkpoint_argument(parser, "file of the new checkpoint")
 
 
@@ -66,9 +66,7 @@ def run(args) -> None:
         raise UserError(
             "no target given. Add --attention NAME, --head-mixing NAME, --head-dim N or --key-value-heads N."
         )
-    spectrum.check_data_arguments(args)
-    if not args.data and (given := spectrum.given_for_data(args)):
-        raise UserError(f"{' '.join(given)} works only with --data DIR. Add it, or remove these flags.")
+    _data.check_data_arguments(args, without_data=False)
     from fairseq_lowrank.tools.fairseq import checkpoints
     from fairseq_lowrank.tools.fairseq.conversion import convert
 
@@ -124,7 +122,7 @@ def samples_of(args) -> tuple:
     from fairseq_lowrank.tools.fairseq import checkpoints, subject
 
     model, task = checkpoints.load_model(args.checkpoint, data=args.data, tokens_per_sample=args.length)
-    samples = spectrum.sequences(args, model, task)
+    samples = _data.sequences(args, model, task)
     if subject.head_of(model, task) is not None:
         reason = f"the difference is that of words, and {args.checkpoint} predicts labels or numbers"
         raise FlagError("--data", args.data, reason, "Remove the flag.")

@@ -3,17 +3,26 @@
 LOWRANK_ENABLE=NAME,… switches patches of the group optional on, LOWRANK_DISABLE=NAME,… switches patches of the group fix off.
 
 apex is optional. Without it, fairseq and this package use torch's Adam and layer norm.
+
+--kernels compares kernels with the reference instead, on random problems, and ends with 1 if a case is wrong:
+
+  fairseq-lowrank env --kernels                            1,000 cases on the GPU, in bfloat16
+  fairseq-lowrank env --kernels --backend tiled            those of --attention-backend tiled
+  fairseq-lowrank env --kernels --dtype float32 --cases 100
+  TRITON_INTERPRET=1 fairseq-lowrank env --kernels --device cpu --cases 5     without a GPU, interpreted
+
+Kernels are compiled for 24 compositions, which takes a few minutes. Cases that need more shared memory than the GPU has are counted.
 """
 
 import importlib.metadata
 import importlib.util
 import platform
 
-from fairseq_lowrank.cli import _output
+from fairseq_lowrank.cli import _kernels, _output
 from fairseq_lowrank.messages import UserError
 
 NAME = "env"
-HELP = "show versions, devices, fused parts and the changes of fairseq"
+HELP = "show versions and devices, the changes of fairseq, or check the GPU kernels"
 
 PACKAGES = (
     *("torch", "triton", "numpy", "fairseq", "apex", "transformers", "peft", "accelerate"),
@@ -24,13 +33,17 @@ PACKAGES = (
 def add_arguments(parser) -> None:
     parser.add_argument("--patches", action="store_true", help="list each change of fairseq, its reason and its end")
     _output.add_json_argument(parser)
+    parser.add_argument("--kernels", action="store_true", help="compare kernels with the reference on random problems")
+    _kernels.add_arguments(parser.add_argument_group("with --kernels"))
 
 
-def run(args) -> None:
+def run(args) -> int:
+    if args.kernels:
+        return _kernels.run(args)
     if args.patches:
         table = patch_rows()
         _output.show(args, table, "\n\n".join(map(describe, table)))
-        return
+        return 0
     import fairseq_lowrank
     from fairseq_lowrank import versions
 
@@ -43,6 +56,7 @@ def run(args) -> None:
     width = max(len(name) for name, _ in rows)
     text = "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
     _output.show(args, dict(rows), text)
+    return 0
 
 
 def patch_rows() -> list[dict]:
@@ -99,7 +113,6 @@ def kernels() -> list[tuple[str, str]]:
     """
     import torch
 
-    from fairseq_lowrank.cli import check_kernels
     from fairseq_lowrank.ops.attention import triton
 
     gpus = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
@@ -109,8 +122,8 @@ def kernels() -> list[tuple[str, str]]:
         if (reason := triton.device_unsupported_reason(device, torch.bfloat16)) is not None:
             rows.append((name, reason))
             continue
-        for kind, call in check_kernels.common_calls(device).items():
-            rows.append((f"{name}, {kind}", check_kernels.describe_choice(call)[0]))
+        for kind, call in _kernels.common_calls(device).items():
+            rows.append((f"{name}, {kind}", _kernels.describe_choice(call)[0]))
     return rows
 
 

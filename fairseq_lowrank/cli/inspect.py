@@ -1,4 +1,4 @@
-"""Show the composition of a checkpoint's attention, and its learned parts except the projections.
+"""Show the composition of a checkpoint's attention, its learned parts, and with --spectrum the rank of its attention on data.
 
 First the choice on every axis, at each site, also of a stock checkpoint. Then, if the checkpoint has these:
 
@@ -18,158 +18,107 @@ MHE: the norm of each head's query, key and value embedding. Other learned parts
   fairseq-lowrank inspect mixhead-a/checkpoint_best.pt --output pictures/
   fairseq-lowrank inspect mixhead-b/checkpoint_best.pt --data data-bin/multi30k --sequences 100
   fairseq-lowrank inspect --transformers FOLDER            what apply_attention added, and save_pretrained or save_attention wrote
+
+--spectrum computes the singular values of every head's attention matrix instead, mixed and before dropout, on sequences of data. It
+draws the normalised cumulative curves of each layer and on average (the Mixhead paper's figures 1 and 3): the closer to the upper
+left corner, the lower the rank. It prints means over sequences, heads and layers of each site (encoder, decoder, cross):
+
+  effective rank   exp of the entropy of the singular values' shares (Roy and Vetterli 2007)
+  rank share       effective rank divided by the greatest possible rank
+  area             area under the curve: 0.5 if all singular values are equal, near 1 at rank one
+  mass in d_k      share of the first d_k singular values in the sum, for head size d_k
+
+With --rank-bound it adds Marsaglia's bound (the Mixhead paper's theorem 2). A mixed head is A + B: A is its own pattern
+times M[i, i], B is the part of the other heads. The columns are means too:
+
+  rank A, rank B   numerical ranks: singular values above max(T, S)·ε·σ, with σ the greatest of the layer's matrices
+  c, d             dimension of the intersection of the column spaces of A and B, and of their row spaces
+  bound            rank A + rank B − c − d, a lower bound on the rank of the mixed head
+  mixed rank       numerical rank of A + B
+
+  fairseq-lowrank inspect --spectrum mha.pt mixhead.pt --labels mha mixhead-a --output pictures/
+  fairseq-lowrank inspect --spectrum mixhead.pt --random-mixing        # is it M, or any matrix as far from I?
+  fairseq-lowrank inspect --spectrum lm.pt --data data-bin/wikitext-103 --subset test --length 512 --sequences 8
+  fairseq-lowrank inspect --spectrum --transformers FOLDER --text FILE      a line is a sequence; the folder's tokenizer cuts it
+
+Sequences are drawn with a fixed seed, and each batch has one, so there is no padding. A Transformer-XL reads each sequence without
+memory, so that matrices are square. Compare checkpoints on the same data: curves of different lengths are stretched to one
+axis. The rank of causal matrices cannot be very low, because they are triangular and have a diagonal.
 """
 
 from pathlib import Path
 
-from fairseq_lowrank.cli import _output, spectrum
-from fairseq_lowrank.messages import FlagError, UserError
+from fairseq_lowrank.cli import _composition, _data, _output, _spectra
+from fairseq_lowrank.messages import FlagError, UserError, flag_name
 
 NAME = "inspect"
-HELP = "show a checkpoint's attention: its axes, learned head mixing and head embeddings"
+HELP = "show a checkpoint's attention: its axes, learned parts, and the singular values of its matrices"
+OF_SPECTRUM = ("text", "labels", "random_mixing", "rank_bound")
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument("checkpoint", type=Path, nargs="?", metavar="CKPT", help="a checkpoint of fairseq-train")
+    parser.add_argument(
+        "checkpoints",
+        type=Path,
+        nargs="*",
+        metavar="CKPT",
+        help="a checkpoint of fairseq-train; with --spectrum several",
+    )
     _output.add_transformers_argument(parser)
-    spectrum.add_data_arguments(parser, default_data="default: show only what needs no data")
-    _output.add_output_arguments(parser, "inspect.json and .csv, and the heat maps as .png and .pdf")
+    parser.add_argument("--spectrum", action="store_true", help="compute the singular values of attention on data")
+    _data.add_data_arguments(parser, "default: show what needs no data; with --spectrum the model's own")
+    group = parser.add_argument_group("with --spectrum")
+    group.add_argument("--text", type=Path, metavar="FILE", help="text for --transformers, a sequence a line")
+    group.add_argument("--labels", nargs="+", metavar="NAME", help="names of checkpoints (default: from their paths)")
+    group.add_argument(
+        "--random-mixing",
+        action="store_true",
+        help="for each checkpoint with one M for all queries, add controls: the same patterns without mixing, and mixed by a "
+        "random M at the same distance from I, by M with random entries of the same norm off its diagonal, and by M with "
+        "the entries off its diagonal shuffled within each column",
+    )
+    group.add_argument(
+        "--rank-bound",
+        action="store_true",
+        help="add the bound on the rank of mixed heads, and the ranks from which it is computed",
+    )
+    _output.add_output_arguments(parser, "inspect.json or spectrum.json, the same as .csv, pictures as .png and .pdf")
 
 
 def run(args) -> None:
-    from fairseq_lowrank.parts import AXES
-    from fairseq_lowrank.tools import inspection
-
-    path, layers = read_transformers(args) if args.transformers else read_checkpoint(args)
-    data = {"checkpoint": str(path), "layers": layers}
-    figures = {}
-    if args.output and any("matrix" in layer for layer in layers):
-        figures["mixing"] = inspection.plot_mixing(layers)
-    if args.output and (scores := of_scores(layers)):
-        figures[AXES["score_mixing"].flag.replace("_", "-")] = inspection.plot_mixing(scores, "L")
-    if args.output and any("query" in layer for layer in layers):
-        figures["head-embeddings"] = inspection.plot_embeddings(layers)
-    _output.write(args, NAME, data, [flat(layer) for layer in layers], figures)
-    _output.show(args, data, as_text(layers))
+    check(args)
+    _output.publish(args, _spectra.view(args) if args.spectrum else _composition.view(args))
 
 
-def read_transformers(args) -> tuple[Path, list[dict]]:
-    _output.refuse_with_transformers(args, {"checkpoint": None, "data": None} | spectrum.SEQUENCES)
-    from fairseq_lowrank.tools.transformers import pretrained
+def check(args) -> None:
+    """Check the models, and that each flag goes with them.
 
-    if (layers := pretrained.inspect_saved(args.transformers)) is None:
-        layers = pretrained.inspect(pretrained.load(args.transformers))
-    if not layers:
-        reason = "nothing was added to this model's attention"
-        remedy = (
-            "Call apply_attention, train it, and give the folder that save_attention or save_pretrained writes then."
-        )
-        raise FlagError("--transformers", args.transformers, reason, remedy)
-    return args.transformers, layers
-
-
-def read_checkpoint(args) -> tuple[Path, list[dict]]:
-    if args.checkpoint is None:
+    Raises:
+        UserError: see the messages.
+    """
+    if not (args.checkpoints or args.transformers):
         raise UserError("no model given. Add a checkpoint, or --transformers FOLDER.")
-    spectrum.check_data_arguments(args)
-    if not args.data and (given := spectrum.given_for_data(args)):
-        raise UserError(f"{' '.join(given)} works only with --data DIR. Add it, or remove these flags.")
-    from fairseq_lowrank.tools import inspection
-    from fairseq_lowrank.tools.fairseq import checkpoints, parameters
-
-    state = checkpoints.load_state(args.checkpoint)
-    layers = inspection.inspect(state["model"], mean_mixing(args) if args.data else None)
-    return args.checkpoint, layers or parameters.composition(state)
-
-
-def mean_mixing(args) -> dict:
-    """Return the mean M_t of each layer with position-wise mixing, over real sequences."""
-    import torch
-
-    from fairseq_lowrank.progress import tracked
-    from fairseq_lowrank.tools.fairseq import checkpoints
-
-    model, task = checkpoints.load_model(args.checkpoint, data=args.data, tokens_per_sample=args.length)
-    with torch.no_grad(), checkpoints.mean_mixing(model) as means:
-        for sample in tracked(spectrum.sequences(args, model, task), "mean M_t", "sequences"):
-            model(**sample["net_input"])
-    return means
+    if not args.spectrum:
+        if given := [flag_name(name) for name in OF_SPECTRUM if getattr(args, name)]:
+            raise UserError(f"{given[0]} works only with --spectrum. Add it, or remove {given[0]}.")
+        if len(args.checkpoints) > 1:
+            raise UserError(f"{args.checkpoints[1]}: only --spectrum takes several checkpoints. Add it, or give one.")
+    if args.transformers:
+        check_transformers(args)
+    elif args.text is not None:
+        raise FlagError("--text", args.text, "works only with --transformers FOLDER", "Add it, or remove --text.")
+    _data.check_data_arguments(args, without_data=args.spectrum)
 
 
-def of_scores(layers: list[dict]) -> list[dict]:
-    """Return the layers that mix scores, with the measures of L in place of those of M."""
-    place = ("name", "site", "layer")
-    return [{key: layer[key] for key in place} | layer["score_mixing"] for layer in layers if "score_mixing" in layer]
-
-
-def flat(layer: dict) -> dict:
-    row = {key: value for key, value in layer.items() if not isinstance(value, (list, dict))}
-    norms = {
-        f"{part}_{head}": norm for part in ("query", "key", "value") for head, norm in enumerate(layer.get(part, []))
-    }
-    scores = layer.get("score_mixing", {})
-    measured = {f"score_mixing_{key}": value for key, value in scores.items() if isinstance(value, float)}
-    return row | layer["axes"] | measured | norms | layer.get("norms", {})
-
-
-def as_text(layers: list[dict]) -> str:
-    from fairseq_lowrank.tools import inspection
-
-    parts = []
-    if axes := by_axes(layers):
-        parts.append("composition\n" + _output.axes_table(axes))
-    for title, letter, mixed in (("head mixing", "M", layers), ("score mixing", "L", of_scores(layers))):
-        if mixed := [layer for layer in mixed if "matrix" in layer]:
-            found = f"{title}\n{mixing_table(mixed, letter)}"
-            nothing = inspection.is_identity(mixed)
-            parts.append(f"{found}\n{inspection.NOTHING_LEARNED}: every {letter} is the identity" if nothing else found)
-    if embedded := [layer for layer in layers if "query" in layer]:
-        rows = [[where(layer), *(spread(layer[part]) for part in ("query", "key", "value"))] for layer in embedded]
-        header = ["layer", "query", "key", "value"]
-        parts.append("norms of head embeddings: mean (smallest to largest head)\n" + _output.table(header, rows))
-    if rows := [
-        [where(layer), name, f"{norm:.3f}"] for layer in layers for name, norm in layer.get("norms", {}).items()
-    ]:
-        parts.append("norms of other learned parts\n" + _output.table(["layer", "parameter", "norm"], rows))
-    return "\n\n".join(parts)
-
-
-def where(layer: dict) -> str:
-    return f"{layer['site']} {layer['layer']}"
-
-
-def by_axes(layers: list[dict]) -> dict[str, dict]:
-    """Return the axes of each group of layers with equal axes at a site, by a name such as ``decoder 0 to 5``."""
-    groups: dict[tuple, list[dict]] = {}
-    for layer in layers:
-        if layer["axes"]:
-            groups.setdefault((layer["site"], *layer["axes"].items()), []).append(layer)
-    names = (where(group[0]) + (f" to {group[-1]['layer']}" if len(group) > 1 else "") for group in groups.values())
-    return {name: group[0]["axes"] for name, group in zip(names, groups.values(), strict=True)}
-
-
-def mixing_table(layers: list[dict], letter: str) -> str:
-    header = ["layer", "shown", f"‖{letter} − I‖", f"‖{letter}ᵀ{letter} − I‖", "from other heads"]
-    rows = [
-        [
-            where(layer),
-            layer["kind"],
-            f"{layer['from_identity']:.3f}",
-            f"{layer['from_orthogonal']:.3f}",
-            f"{100 * layer['off_diagonal']:.1f} %",
-        ]
-        for layer in layers
-    ]
-    if letter == "M":
-        header.append("column sums")
-        for row, layer in zip(rows, layers, strict=True):
-            row.append(spread(layer["column_sums"]))
-    if any("query_weight_norm" in layer for layer in layers):
-        header.append("‖W^M‖")
-        for row, layer in zip(rows, layers, strict=True):
-            row.append(f"{layer['query_weight_norm']:.3f}" if "query_weight_norm" in layer else "")
-    return _output.table(header, rows)
-
-
-def spread(norms: list[float]) -> str:
-    return f"{sum(norms) / len(norms):z.3f} ({min(norms):z.3f} to {max(norms):z.3f})"
+def check_transformers(args) -> None:
+    """Refuse what a model of transformers cannot have, and a spectrum without a text."""
+    names = ("subset", "length") if args.spectrum else _data.SEQUENCES
+    of_fairseq = {name: _data.SEQUENCES[name] for name in names}
+    of_fairseq |= {"checkpoints": [], "data": None, "random_mixing": False, "rank_bound": False}
+    _output.refuse_with_transformers(args, of_fairseq)
+    if not args.spectrum:
+        return
+    if args.text is None:
+        raise FlagError("--transformers", args.transformers, "there is no text to measure on", "Add --text FILE.")
+    if not args.text.is_file():
+        raise FlagError("--text", args.text, "there is no such file", "Give a text, a sequence a line.")

@@ -29,7 +29,7 @@ A cut shows what a model uses now. It cannot show what a model that was trained 
 
 from pathlib import Path
 
-from fairseq_lowrank.cli import _output, spectrum
+from fairseq_lowrank.cli import _data, _output
 from fairseq_lowrank.messages import FlagError, UserError, flag_name
 from fairseq_lowrank.tools.measuring.verdict import NONE, TOLERANCE, WORTH
 
@@ -38,7 +38,7 @@ HELP = "which directions the heads of a trained model use, and what a cut to few
 LENGTH = 128
 QUICK_TOKENS = 2048
 CUT = {"scores": "scores", "own": "scores, by a basis for each sequence,", "values": "values"}
-SEQUENCES = spectrum.SEQUENCES | {"sequences": None}
+SEQUENCES = _data.SEQUENCES | {"sequences": None}
 
 
 def add_arguments(parser) -> None:
@@ -60,7 +60,7 @@ def add_arguments(parser) -> None:
         "--quick", action="store_true", help="only the needs of scores, on fewer sequences: minutes for 30 layers"
     )
     enough = "default: as many as have 6,144 tokens, at least 48 and at most 384"
-    spectrum.add_data_arguments(parser, default_sequences=enough)
+    _data.add_data_arguments(parser, default_sequences=enough)
     parser.set_defaults(**SEQUENCES)
     parser.add_argument(
         "--compare", type=Path, metavar="OTHER", help="another model of the same kind, on the same data"
@@ -73,20 +73,20 @@ def run(args) -> None:
     from fairseq_lowrank.tools.measuring import figure, measurement
 
     paths = [path for path in (args.checkpoint or args.transformers, args.compare) if path is not None]
-    labels = spectrum.default_labels(paths) if args.compare else [paths[0].stem]
+    labels = _data.default_labels(paths) if args.compare else [paths[0].stem]
     results = []
     for label, path in zip(labels, paths, strict=True):
         chosen = {"tolerance": args.tolerance, "layers": not args.no_layers, "quick": args.quick}
         results.append(measurement.measure(load(path, args), label, **chosen, seed=args.seed))
-    spectrum.name_other_sequences(results, "sequences_held_out")
-    figures = {NAME: figure.plot_cuts(results)} if args.output else {}
-    _output.write(args, NAME, results, [row for result in results for row in rows(result)], figures)
-    _output.show(args, results, "\n\n".join(map(as_text, results)))
+    _data.name_other_sequences(results, "sequences_held_out")
+    table = [row for result in results for row in rows(result)]
+    text = "\n\n".join(map(as_text, results))
+    _output.publish(args, _output.View(NAME, results, table, text, lambda: {NAME: figure.plot_cuts(results)}))
 
 
 def check(args) -> None:
     """Refuse flags that do not fit together, before anything is loaded."""
-    spectrum.check_data_arguments(args)
+    _data.check_data_arguments(args)
     if args.sequences is not None and args.sequences < 2:
         raise FlagError("--sequences", args.sequences, "one half gives bases, one is held out", "Give 2 or more.")
     if not 0 < args.tolerance < 1:

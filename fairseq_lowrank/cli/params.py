@@ -10,6 +10,8 @@ add any flag of fairseq-train: sizes, `--attention`, `--head-dim`, `--adaptive-i
   fairseq-lowrank params --arch transformer_wmt_en_de --vocab-size 32768
   fairseq-lowrank params --arch lowrank_transformer_wmt_en_de --vocab-size 32768 --sweep heads --output pictures/
   fairseq-lowrank params --transformers FOLDER
+  fairseq-lowrank params --list fairseq             architectures, and the sites where their attention can be chosen
+  fairseq-lowrank params --list transformers BertModel
 
 `total` = attention + feed-forward + embeddings + other. Embeddings are words, positions and the output matrix (or adaptive
 softmax); shared parameters count once. Other parameters are those of layer norms, for example. `extra` is the difference from
@@ -22,14 +24,19 @@ biases` is the number that the MHE poster counts. The rank of the embedding, the
 `--transformers` counts a model of transformers: attention with its mixing, embeddings, the rest, and the heads of each site.
 """
 
+import csv
 from collections.abc import Sequence
+from pathlib import Path
 
+import fairseq_lowrank
 from fairseq_lowrank.cli import _output
 from fairseq_lowrank.messages import FlagError, UserError, did_you_mean, flag_name
 
 NAME = "params"
-HELP = "count the parameters of an architecture, by part and by attention method"
+HELP = "count the parameters of a model by part and method; list the models that take other attention"
 TAKES_FLAGS = True
+SITES = Path(fairseq_lowrank.__file__).with_name("tools") / "sites"
+"""The folder of the lists, which `python -m experiments.sites` writes."""
 
 
 def add_arguments(parser) -> None:
@@ -45,10 +52,17 @@ def add_arguments(parser) -> None:
         metavar="NAME",
         help="methods of the sweep, or all (default: sha mqa mha mhe-mul mixhead-a mixhead-b, and that of --attention)",
     )
+    parser.add_argument(
+        "--list",
+        choices=("fairseq", "transformers"),
+        help="list models, or those that are named: where their attention can be chosen, and why not at other sites",
+    )
     _output.add_output_arguments(parser, "params.json, params.csv, and with --sweep the picture as .png and .pdf")
 
 
 def run(args) -> None:
+    if args.list:
+        return run_list(args)
     if args.transformers:
         return run_transformers(args)
     _output.take_checkpoint(args)
@@ -73,8 +87,29 @@ def run(args) -> None:
         text += "\n\n" + sweep_text(rows, args.sweep) + "\n\n" + complexity_text(data["complexity"], heads, head_dim)
         if args.output:
             figures = {f"params-{args.sweep}": parameters.plot_sweep(rows, args.sweep, args.arch, heads, head_dim)}
-    _output.write(args, NAME, data, rows, figures)
-    _output.show(args, data, text)
+    _output.publish(args, _output.View(NAME, data, rows, text, lambda: figures))
+
+
+def run_list(args) -> None:
+    """Print a list of models without building them: name, sites, and why attention cannot be chosen at the others."""
+    own = ("checkpoint", "arch", "transformers", "vocab_size", "task", "sweep", "methods", "output")
+    if given := [flag_name(name) for name in own if getattr(args, name) is not None]:
+        raise UserError(f"{given[0]}: does not work with --list. Remove one of the two.")
+    with (SITES / f"{args.list}.csv").open(encoding="utf-8", newline="") as file:
+        header, *rows = csv.reader(file)
+    known = [name for name, *_ in rows]
+    for name in args.flags:
+        if name not in known:
+            reason = f"there is no {name} in the list of {header[0]}"
+            raise FlagError("--list", args.list, reason, f"Give other names.{did_you_mean(name, known)}")
+    rows = [row for row in rows if row[0] in (args.flags or known)]
+    chosen = sum(bool(sites) for _, sites, _ in rows)
+    table = [header, *([name, sites or "–", reason] for name, sites, reason in rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
+    lines.append(f"{chosen} of {len(rows)} take other attention")
+    models = [{"name": name, "sites": sites.split(), "reason": reason} for name, sites, reason in rows]
+    _output.show(args, {"made_with": header[0], "models": models}, "\n".join(lines))
 
 
 def plotting_needs() -> None:
@@ -90,8 +125,7 @@ def run_checkpoint(args) -> None:
     from fairseq_lowrank.tools.fairseq import checkpoints, parameters
 
     data = {"checkpoint": str(args.checkpoint)} | parameters.describe_state(checkpoints.load_state(args.checkpoint))
-    _output.write(args, NAME, data, [flat(data)], {})
-    _output.show(args, data, as_text(data))
+    _output.publish(args, _output.View(NAME, data, [flat(data)], as_text(data)))
 
 
 def methods_of(args, own: str) -> list[str]:
@@ -114,8 +148,7 @@ def run_transformers(args) -> None:
 
     data = {"folder": str(args.transformers)} | pretrained.count(pretrained.load(args.transformers, weights=False))
     text = "\n".join([data["model"], parts_table(data), "", "attention", _output.axes_table(data["axes"])])
-    _output.write(args, NAME, data, [flat(data)], {})
-    _output.show(args, data, text)
+    _output.publish(args, _output.View(NAME, data, [flat(data)], text))
 
 
 def flat(data: dict) -> dict:

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Collection
 
 import torch
-import transformers
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -16,7 +15,6 @@ from fairseq_lowrank.attention import AttentionConfig, AttentionSpec
 from fairseq_lowrank.huggingface.sites import SITES, callers_of, names_used, site_of
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.parts import LayerPart
-from fairseq_lowrank.progress import tracked
 
 _PRODUCTS = frozenset(("matmul", "bmm", "baddbmm", "einsum"))
 _OWN_FUNCTIONS = frozenset(
@@ -145,33 +143,6 @@ def can_exchange_attention(kind: type[PreTrainedModel]) -> bool:
 def _sites(model: PreTrainedModel) -> list[str]:
     sites = {site for _, site, _ in attention_modules(model)} if can_exchange_attention(type(model)) else ()
     return [site for site in SITES if site in sites]
-
-
-def table_of_classes(names: Collection[str] = ()) -> list[tuple[str, list[str], str]]:
-    """Return the base models of the installed transformers: name, sites, and which of its attention cannot be chosen.
-
-    Args:
-        names: class names such as ``BertModel``; by default all base models.
-
-    Raises:
-        UserError: a name that transformers does not have.
-    """
-    mapped = transformers.models.auto.modeling_auto.MODEL_MAPPING_NAMES.values()
-    known = sorted({name for entry in mapped for name in ([entry] if isinstance(entry, str) else entry)})
-    if unknown := [name for name in names if not hasattr(transformers, name)]:
-        raise UserError(f"{unknown[0]}: transformers has no such class. Give a name such as BertModel.")
-    rows = []
-    for name in tracked(list(names) or known, "building", "models"):
-        try:
-            model = small_model(getattr(transformers, name))
-            sites, others = _sites(model), other_attention(model)
-            reason = (
-                f"not: {describe(others)}" if sites and others else "" if sites else "computes its attention itself"
-            )
-        except Exception as error:  # a model whose defaults do not build: its own message says why
-            sites, reason = [], f"not built: {' '.join(str(error).split())[:80] or type(error).__name__}"
-        rows.append((name, sites, reason))
-    return rows
 
 
 def supported(model_class: type[PreTrainedModel], config: PretrainedConfig | None = None) -> bool:

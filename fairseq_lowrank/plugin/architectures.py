@@ -85,18 +85,6 @@ class Coverage(NamedTuple):
     reason: str
 
 
-def table(names: Sequence[str] = ()) -> list[Coverage]:
-    """Return a row for each named architecture, or for every registered one, sorted by model.
-
-    Raises:
-        UserError: a name is unknown.
-    """
-    if unknown := [name for name in names if name not in ARCH_MODEL_REGISTRY]:
-        raise UserError(f"{', '.join(unknown)}: unknown architecture. Use values of fairseq-train's --arch.")
-    names = sorted(names or ARCH_MODEL_REGISTRY, key=lambda name: (ARCH_MODEL_NAME_REGISTRY[name], name))
-    return [coverage(name) for name in names]
-
-
 def coverage(architecture: str) -> Coverage:
     """Find the sites where attention can be chosen, by building the architecture with one layer on the meta device."""
     model_name, cls = ARCH_MODEL_NAME_REGISTRY[architecture], ARCH_MODEL_REGISTRY[architecture]

@@ -330,7 +330,7 @@ def validate_sites(model: nn.Module, options: AttentionOptions, name: str) -> No
     options.check_sites(*covered)
 
 
-SEE_ARCHITECTURES = "Choose from the list of fairseq-lowrank architectures."
+SEE_ARCHITECTURES = "Choose one that fairseq-lowrank params --list fairseq shows."
 
 
 def our_sites(model: nn.Module) -> set[str]:

@@ -69,7 +69,7 @@ def test_a_misspelled_word_is_answered_with_the_closest(words, meant, capsys):
     assert (f"Did you mean {meant}?" in error) if meant else ("Did you mean" not in error)
 
 
-@pytest.mark.parametrize("name", cli.RENAMED)
+@pytest.mark.parametrize("name", cli.MOVED)
 def test_a_former_command_names_the_new_one(name, capsys):
     with pytest.raises(SystemExit) as exit:
         cli.main([name, "words", "--of", "old"])
@@ -80,7 +80,10 @@ def test_a_former_command_names_the_new_one(name, capsys):
     )
     with pytest.raises(SystemExit) as exit:
         main([*new.removeprefix(program).split(), "--help"])
-    assert exit.value.code == 0 and f"usage: {new} " in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    command, *flags = new.split(" --")
+    assert exit.value.code == 0 and f"usage: {command} " in printed
+    assert all(f"--{flag.split()[0]} " in printed for flag in flags)
 
 
 def test_an_unknown_command_is_refused_in_one_line(capsys):
@@ -122,8 +125,8 @@ def test_a_plugin_that_fails_is_imported_again(plugins_leave, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["check-kernels", "--device", "nonsense"], "--device nonsense: expected a GPU or the CPU"),
-        (["check-kernels", "--device", "meta"], "--device meta: expected a GPU or the CPU"),
+        (["env", "--kernels", "--device", "nonsense"], "--device nonsense: expected a GPU or the CPU"),
+        (["env", "--kernels", "--device", "meta"], "--device meta: expected a GPU or the CPU"),
         (["record", "--row", " ", "--seed", "1", "--score", "x", "--results", "x.jsonl"], "--row ' ': expected a name"),
     ],
 )
@@ -134,18 +137,18 @@ def test_values_that_mean_nothing_are_refused(words, message, capsys):
 
 def test_flags_may_stand_between_the_other_words_of_a_command(tmp_path, monkeypatch, capsys):
     given = []
-    for name in ("translate", "spectrum", "launch", "params"):
+    for name in ("translate", "inspect", "launch", "params"):
         monkeypatch.setattr(cli.command_modules(cli)[name], "run", given.append)
     for name in ("a.pt", "b.pt"):
         (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path)
     assert cli.main(["translate", "a.pt", "--data", "D", "one.txt", "--beam", "2", "two.txt"]) == 0
-    assert cli.main(["spectrum", "a.pt", "--labels", "x", "--seed", "2", "b.pt"]) == 0
+    assert cli.main(["inspect", "--spectrum", "a.pt", "--labels", "x", "--seed", "2", "b.pt"]) == 0
     assert cli.main(["launch", "--workers", "2", "--", "fairseq-train", "D", "--workers", "9"]) == 0
     assert cli.main(["params", "--vocab-size", "9", "--encoder-layers", "3", "--arch", "transformer"]) == 0
-    translate, spectrum, launch, params = given
+    translate, inspect, launch, params = given
     assert (str(translate.data), [*map(str, translate.files)], translate.beam) == ("D", ["one.txt", "two.txt"], 2)
-    assert ([*map(str, spectrum.checkpoints)], spectrum.labels, spectrum.seed) == (["a.pt", "b.pt"], ["x"], 2)
+    assert ([*map(str, inspect.checkpoints)], inspect.labels, inspect.seed) == (["a.pt", "b.pt"], ["x"], 2)
     assert launch.workers == 2 and launch.fairseq_command[-4:] == ["fairseq-train", "D", "--workers", "9"]
     assert params.flags == ["--encoder-layers", "3"] and params.checkpoint is None
 
@@ -153,7 +156,11 @@ def test_flags_may_stand_between_the_other_words_of_a_command(tmp_path, monkeypa
 def test_a_checkpoint_that_does_not_exist_is_named_before_another_is_loaded(tmp_path, monkeypatch, capsys):
     (tmp_path / "a.pt").touch()
     monkeypatch.chdir(tmp_path)
-    for words in (["spectrum", "a.pt", "b.pt"], ["measure", "a.pt", "--compare", "b.pt"], ["translate", "b.pt"]):
+    for words in (
+        ["inspect", "--spectrum", "a.pt", "b.pt"],
+        ["measure", "a.pt", "--compare", "b.pt"],
+        ["translate", "b.pt"],
+    ):
         assert cli.main(words) == 2
         assert "b.pt is not a checkpoint file" in capsys.readouterr().err.splitlines()[-1]
 

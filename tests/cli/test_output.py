@@ -28,7 +28,6 @@ FOLDER_COMMANDS = {
     "report": ["results"],
     "params": ["--arch", "transformer", "--vocab-size", "1000"],
     "inspect": ["checkpoint.pt"],
-    "spectrum": ["checkpoint.pt"],
     "measure": ["checkpoint.pt"],
 }
 EXPERIMENTS = {

@@ -8,7 +8,7 @@ import transformers
 from transformers import AttentionInterface, AutoModelForMaskedLM
 from transformers_families import BART, CAUSAL, FAMILIES, GENERATING, SIZES, TOKENS, build
 
-from fairseq_lowrank import cli, huggingface
+from fairseq_lowrank import huggingface
 from fairseq_lowrank.huggingface import (
     apply_attention,
     attention_modules,
@@ -450,16 +450,6 @@ def test_bfloat16_is_near_float32():
 def test_classes_say_whether_they_are_supported():
     assert supported(transformers.BertModel) and supported(transformers.LlamaForCausalLM)
     assert not supported(transformers.XLNetModel)
-
-
-def test_architectures_lists_models_and_counts_them(capsys):
-    assert cli.main(["architectures", "--transformers", "BertModel", "BartModel", "XLNetModel", "AutoformerModel"]) == 0
-    rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
-    assert "encoder, decoder, cross" in rows["BartModel"]
-    assert "itself" in rows["XLNetModel"]
-    assert "not built" in rows["AutoformerModel"]
-    assert rows["2"].startswith("2 of 4")
-    assert cli.main(["architectures", "--transformers", "NoModel"]) == 2
 
 
 def test_other_parts_with_the_configuration_of_a_mixed_part_name_the_remedy():

@@ -1,6 +1,5 @@
 """The attention flags with fairseq's own architectures: refused in one line where they mean nothing, absent where not given."""
 
-import sys
 from argparse import Namespace
 
 import pytest
@@ -19,7 +18,6 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 from tiny_transformer import SIZES, arguments, make_task, shake
 
-from fairseq_lowrank import cli
 from fairseq_lowrank.attention import MultiheadAttention
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.plugin import architectures, attention, foreign
@@ -90,7 +88,7 @@ def test_a_program_gets_a_value_error():
 
 
 def test_models_of_spectrograms_are_in_the_table():
-    rows = {row.architecture: row for row in architectures.table(["s2spect_transformer", "fastspeech2"])}
+    rows = {name: architectures.coverage(name) for name in ("s2spect_transformer", "fastspeech2")}
     assert rows["s2spect_transformer"].sites == ("encoder", "decoder", "cross")
     assert rows["fastspeech2"].reason == "encoder: MultiheadAttention"
 
@@ -290,20 +288,6 @@ def test_a_low_rank_embedding_is_for_every_language_model():
         model = family.build("--embed-rank", 3, *flags)
         assert model.decoder.embed_tokens.weight.shape[1] == 3
         assert isinstance(model.decoder.layers[0].self_attn, kind)
-
-
-def test_the_table_says_what_is_covered_and_why_not(capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "transformers", None)  # whose models fairseq wraps where it is installed
-    names = ["bart_base", "bert_base", "transformer_align", "lstm", "s2t_conformer", "roberta_enc_dec", "hf_gpt2"]
-    assert cli.main(["architectures", *names]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    rows = {line.split()[0]: " ".join(line.split()[1:]) for line in lines}
-    assert rows["bart_base"] == rows["transformer_align"] == rows["roberta_enc_dec"] == "encoder, decoder, cross"
-    assert rows["bert_base"] == "encoder" and rows["lstm"] == "– decoder: AttentionLayer"
-    assert rows["s2t_conformer"] == "decoder, cross encoder: MultiheadAttention"
-    assert rows["hf_gpt2"].startswith("– not built: ") and lines[-1] == "5 of 7 take --attention"
-    assert cli.main(["architectures", "bart_bas"]) == 2
-    assert "bart_bas: unknown" in capsys.readouterr().err
 
 
 def test_the_rates_and_kinds_of_flags_are_declared_once():

@@ -9,7 +9,7 @@ from matplotlib.legend import Legend
 from experiments import representation
 from experiments.controlled import matrices, nearest_point, recall, regression
 from fairseq_lowrank.attention import PRESETS
-from fairseq_lowrank.cli import inspect
+from fairseq_lowrank.cli import _composition
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.tools import inspection, pictures, spectrum
 from fairseq_lowrank.tools.fairseq import parameters
@@ -308,7 +308,7 @@ def test_a_heat_map_shows_what_was_learned_on_its_own_scale():
     assert "(M − I)[j, i] / 1e-3" in texts(figure) and not any("nothing" in text for text in texts(figure))
     nothing = mixing_of(2, 4, size=0.0)
     assert any(text.endswith("nothing learned yet") for text in texts(inspection.plot_mixing(nothing)))
-    assert "nothing learned yet: every M is the identity" in inspect.as_text(nothing)
+    assert "nothing learned yet: every M is the identity" in _composition.as_text(nothing)
 
 
 def test_logs_of_several_seeds_are_one_band_and_one_epoch_is_no_curve(tmp_path):

@@ -72,10 +72,12 @@ def test_mixing_that_cannot_be_undone_is_refused():
 
 def test_the_spectrum_command_shows_the_controls_beside_a_checkpoint(trained, capsys):
     flags = ["--sequences", "3", "--json"]
-    assert cli.main(["spectrum", str(trained("mixhead-a")), "--labels", "a", "--random-mixing", *flags]) == 0
+    assert (
+        cli.main(["inspect", "--spectrum", str(trained("mixhead-a")), "--labels", "a", "--random-mixing", *flags]) == 0
+    )
     results = {result["label"]: result for result in json.loads(capsys.readouterr().out)}
     assert list(results) == ["a", *(f"a, {name}" for name in spectrum.CONTROLS)]
-    assert cli.main(["spectrum", str(trained("mixhead-a")), "--labels", "a", *flags]) == 0
+    assert cli.main(["inspect", "--spectrum", str(trained("mixhead-a")), "--labels", "a", *flags]) == 0
     (alone,) = json.loads(capsys.readouterr().out)
     assert alone == results["a"]
     ranks = {label: result["sites"]["encoder"]["mean"]["effective_rank"] for label, result in results.items()}
@@ -83,5 +85,5 @@ def test_the_spectrum_command_shows_the_controls_beside_a_checkpoint(trained, ca
 
 
 def test_checkpoints_without_static_mixing_have_no_controls(trained, capsys):
-    assert cli.main(["spectrum", str(trained("stock")), "--random-mixing", "--sequences", "1"]) == 2
+    assert cli.main(["inspect", "--spectrum", str(trained("stock")), "--random-mixing", "--sequences", "1"]) == 2
     assert "--random-mixing: no checkpoint has one M" in capsys.readouterr().err.splitlines()[-1]

@@ -109,10 +109,10 @@ def test_patterns_before_mixing_give_the_layers_weights(trained, name):
 def test_spectrum_command_prints_the_bound(trained, tmp_path, capsys):
     checkpoints = [str(trained("mixhead-a")), str(trained("stock"))]
     flags = ["--labels", "a", "stock", "--sequences", "2", "--rank-bound"]
-    assert cli.main(["spectrum", *checkpoints, *flags]) == 0
+    assert cli.main(["inspect", "--spectrum", *checkpoints, *flags]) == 0
     header = capsys.readouterr().out.splitlines()[1]
     assert header.split()[-9:] == ["rank", "A", "rank", "B", "c", "d", "bound", "mixed", "rank"]
-    assert cli.main(["spectrum", *checkpoints, *flags, "--json"]) == 0
+    assert cli.main(["inspect", "--spectrum", *checkpoints, *flags, "--json"]) == 0
     mixed, stock = json.loads(capsys.readouterr().out)
     for result in (mixed, stock):
         for site in result["sites"].values():

@@ -10,13 +10,12 @@ from fairseq_lowrank import cli
 LM = ["--arch", "lowrank_transformer_lm", "--vocab-size", "100"]
 COMMANDS = {
     "params": LM,
-    "architectures": ["transformer"],
     "average": ["{mixhead-a}", "{mixhead-a}", "--output", "{folder}/average.pt"],
     "convert": ["{stock}", "--attention", "mixhead-a", "--output", "{folder}/converted.pt"],
     "env": [],
     "inspect": ["{mixhead-a}"],
     "launch": ["--workers", "2", "--dry-run", "--", "fairseq-train", "data"],
-    "spectrum": ["{mixhead-a}", "--sequences", "1", "--rank-bound"],
+    "inspect --spectrum": ["{mixhead-a}", "--sequences", "1", "--rank-bound"],
     "user-dir": [],
 }
 
@@ -43,7 +42,7 @@ def test_command_prints_text_without_matplotlib(command, trained, tmp_path, caps
     files = {name: trained(name) for name in ("mixhead-a", "stock") if f"{{{name}}}" in words}
     request.getfixturevalue("without_drawing")
     words = [word.format(folder=tmp_path, **files) for word in words]
-    assert cli.main([command, *words]) == 0, capsys.readouterr().err
+    assert cli.main([*command.split(), *words]) == 0, capsys.readouterr().err
     assert capsys.readouterr().out.strip()
 
 

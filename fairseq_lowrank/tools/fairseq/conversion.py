@@ -45,7 +45,10 @@ def convert(state: dict, **flags: int | str | None) -> tuple[dict, list[str]]:
     old, new = (our_arguments(model_arguments(state)) for _ in range(2))
     if old is None or new is None:
         raise FlagError(
-            "--arch", arch, "its attention cannot be chosen", "See the list of fairseq-lowrank architectures."
+            "--arch",
+            arch,
+            "its attention cannot be chosen",
+            "Choose one that fairseq-lowrank params --list fairseq shows.",
         )
     if size is None:
         raise UserError(

@@ -82,7 +82,7 @@ def load(folder: Path, *, weights: bool = True) -> PreTrainedModel:
                 model, info = kind.from_config(config) if automatic else kind(config), {}
     if not (found := [module for module, _, _ in attention_modules(model)]):
         reason = f"{type(model).__name__} computes its attention itself"
-        remedy = "Choose one of those that fairseq-lowrank architectures --transformers lists."
+        remedy = "Choose one that fairseq-lowrank params --list transformers shows."
         raise FlagError("--transformers", folder, reason, remedy)
     places = [f"{name}." for name, module in model.named_modules() if module in found]
     missing = sorted(info.get("missing_keys", ()))

@@ -66,7 +66,7 @@ def task_of(model: PreTrainedModel) -> str:
     if not attention_modules(model):
         raise UserError(
             f"{name} computes its attention itself, so its queries and keys cannot be read. "
-            "Use a model that fairseq-lowrank architectures --transformers lists."
+            "Use a model that fairseq-lowrank params --list transformers shows."
         )
     pretrained.refuse_other_inputs(model)
     for task, names in HEADS:

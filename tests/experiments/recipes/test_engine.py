@@ -291,10 +291,10 @@ def test_spectra_train_rows_that_have_a_line_but_no_checkpoint_here(recipe, sett
     quick.fails = ()
     quick.calls.clear()
     assert engine(own, settings).spectra("spectra", ["mha"]) == 0
-    assert quick.calls == [*TRAINED, "spectrum"]
+    assert quick.calls == [*TRAINED, "inspect"]
     quick.calls.clear()
     engine(own, settings).spectra("spectra", ["mha"])
-    assert quick.calls == ["spectrum"]
+    assert quick.calls == ["inspect"]
     with pytest.raises(ValueError, match=r"no row 'mqa' here\. Choose from mha"):
         engine(own, settings).spectra("spectra", ["mqa"])
 
@@ -486,7 +486,7 @@ def test_a_row_at_which_another_process_is_enters_no_spectra_or_report(recipe, s
         for call in (lambda: engine(own, settings).report([]), lambda: engine(own, settings).spectra("s", ["mha"])):
             with pytest.raises(RunLocked, match=r"own tiny: another process is at mha \(seed 1\); call this again"):
                 call()
-    assert "report" not in quick.calls and "spectrum" not in quick.calls
+    assert "report" not in quick.calls and "inspect" not in quick.calls
     assert engine(own, settings).report([]) == 0 and quick.calls[-1] == "report"
 
 

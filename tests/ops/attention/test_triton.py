@@ -11,7 +11,7 @@ from triton import OutOfResources
 
 from fairseq_lowrank.attention import CAUSAL, build_attention
 from fairseq_lowrank.cli import env, main
-from fairseq_lowrank.cli.check_kernels import common_calls, describe_choice
+from fairseq_lowrank.cli._kernels import common_calls, describe_choice
 from fairseq_lowrank.ops import AttentionCall, AttentionMask, PositionwiseMixing, StaticMixing
 from fairseq_lowrank.ops.attention import attention as operation
 from fairseq_lowrank.ops.attention import auto, launch, selfcheck, triton
@@ -411,8 +411,8 @@ def test_right_kernels_pass_their_check_once_for_each_composition(device, checke
 
 @pytest.fixture
 def random_cases_alone(device):
-    """``check-kernels`` with these arguments, without common layers. Returns its exit status."""
-    return lambda *arguments: main(["check-kernels", "--random-only", "--device", device, *arguments])
+    """``env --kernels`` with these arguments, without common layers. Returns its exit status."""
+    return lambda *arguments: main(["env", "--kernels", "--random-only", "--device", device, *arguments])
 
 
 def test_kernels_that_do_not_fit_are_not_wrong(random_cases_alone, capsys, monkeypatch):
@@ -516,7 +516,7 @@ def test_env_checks_and_explains_what_auto_takes(device, pretended):
     assert rows[name] == (f"triton {WHY}; tiled does not fit (OutOfResources: 268288); triton equals the reference")
 
 
-def test_check_kernels_fails_if_a_common_layer_is_wrong(device, pretended):
+def test_kernels_are_wrong_if_a_common_layer_is_wrong(device, pretended):
     pretended(tiled=("q by 0.3",), triton=(None,))
     calls = common_calls(torch.device(device), torch.bfloat16)
     said, right = describe_choice(calls["static mixing of 8 heads"])

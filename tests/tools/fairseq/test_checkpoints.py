@@ -18,8 +18,8 @@ from omegaconf import OmegaConf
 from experiments.commands.bert import predict
 from fairseq_lowrank import cli
 from fairseq_lowrank.attention import build_attention
-from fairseq_lowrank.cli import convert, export, inspect, measure, spectrum, translate
-from fairseq_lowrank.cli.inspect import as_text
+from fairseq_lowrank.cli import convert, export, inspect, measure, translate
+from fairseq_lowrank.cli._composition import as_text
 from fairseq_lowrank.files import first_folder
 from fairseq_lowrank.messages import FlagError, StateDictMismatch, UserError
 from fairseq_lowrank.ops import HeadMixing
@@ -141,7 +141,7 @@ def test_sequences_have_no_padding(trained, tmp_path):
 def test_the_spectrum_command_compares_checkpoints_and_draws(trained, tmp_path, capsys):
     paths = [str(trained("stock")), str(trained("mhe"))]
     flags = ["--labels", "stock", "mhe", "--sequences", "3", "--output", str(tmp_path)]
-    assert cli.main(["spectrum", *paths, *flags]) == 0
+    assert cli.main(["inspect", "--spectrum", *paths, *flags]) == 0
     printed = capsys.readouterr().out
     assert "stock" in printed and "cross" in printed
     data = json.loads((tmp_path / "spectrum.json").read_text())
@@ -169,11 +169,14 @@ def test_the_spectrum_command_compares_checkpoints_and_draws(trained, tmp_path, 
 
 
 def test_the_spectrum_of_a_language_model_at_another_length(trained, capsys):
-    assert cli.main(["spectrum", str(trained("mixhead-b")), "--sequences", "2", "--length", "7", "--json"]) == 0
+    assert (
+        cli.main(["inspect", "--spectrum", str(trained("mixhead-b")), "--sequences", "2", "--length", "7", "--json"])
+        == 0
+    )
     (result,) = json.loads(capsys.readouterr().out)
     assert list(result["sites"]) == ["decoder"]
     assert result["mean_length"] == 7
-    assert cli.main(["spectrum", str(trained("mixhead-b")), "--length", "13"]) == 2
+    assert cli.main(["inspect", "--spectrum", str(trained("mixhead-b")), "--length", "13"]) == 2
     assert "checkpoint_best.pt reads at most 12 tokens. Give a smaller number." in capsys.readouterr().err
 
 
@@ -315,12 +318,18 @@ def test_bad_checkpoints_get_one_line(trained, tmp_path, capsys):
         (["inspect", str(no_checkpoint)], f"{no_checkpoint} cannot be read as a checkpoint"),
         (["inspect", str(without_flags)], f"{without_flags} cannot be read as a checkpoint"),
         (["params", str(tmp_path / "shard0.pt")], "it is one shard of several. Give a checkpoint of the entire model"),
-        (["spectrum", str(trained("stock")), "--data", str(tmp_path / "none")], f"--data {tmp_path / 'none'}"),
-        (["spectrum", str(trained("stock")), "--subset", "tests"], "--subset tests: the data has no such subset"),
-        (["spectrum", str(trained("stock")), "--labels", "a", "b"], "2 names for 1"),
-        (["spectrum", str(trained("stock")), "--length", "0"], "--length 0: expected a number"),
+        (
+            ["inspect", "--spectrum", str(trained("stock")), "--data", str(tmp_path / "none")],
+            f"--data {tmp_path / 'none'}",
+        ),
+        (
+            ["inspect", "--spectrum", str(trained("stock")), "--subset", "tests"],
+            "--subset tests: the data has no such subset",
+        ),
+        (["inspect", "--spectrum", str(trained("stock")), "--labels", "a", "b"], "2 names for 1"),
+        (["inspect", "--spectrum", str(trained("stock")), "--length", "0"], "--length 0: expected a number"),
         (["inspect", str(trained("stock")), "--sequences", "0"], "--sequences 0: expected a number"),
-        (["spectrum", str(trained("stock")), "--sequences", "0"], "--sequences 0: expected a number"),
+        (["inspect", "--spectrum", str(trained("stock")), "--sequences", "0"], "--sequences 0: expected a number"),
     ):
         assert cli.main(arguments) == 2
         error = capsys.readouterr().err
@@ -388,7 +397,7 @@ def test_first_of_several_data_folders_is_used_and_named(trained, translation_da
     assert capsys.readouterr().err == f"{several} is several data folders: using the first, {translation_data}\n"
 
 
-@pytest.mark.parametrize("command", [convert, export, inspect, measure, predict, spectrum, translate])
+@pytest.mark.parametrize("command", [convert, export, inspect, measure, predict, translate])
 def test_commands_take_the_first_of_several_data_folders(command):
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)

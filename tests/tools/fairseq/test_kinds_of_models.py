@@ -106,11 +106,11 @@ def test_params_counts_the_head_of_spans(untrained):
     assert parameters.describe_state(state)["total"] == before + 2 * 16 + 2
 
 
-@pytest.mark.parametrize("command", ["spectrum", "inspect", "convert"])
+@pytest.mark.parametrize("command", ["inspect --spectrum", "inspect", "convert"])
 def test_models_that_edit_a_translation_are_refused(command, untrained, translation_data, tmp_path, capsys):
     target = tmp_path / "converted.pt"
     more = ["--attention", "mixhead-b", "--output", target] if command == "convert" else []
-    line = refused(capsys, command, untrained("edits"), "--data", translation_data, *more)
+    line = refused(capsys, *command.split(), untrained("edits"), "--data", translation_data, *more)
     assert "NATransformerModel reads other inputs than a sample of its data has" in line and "tgt_tokens" in line
     assert not target.exists()
 
@@ -124,7 +124,7 @@ def test_difference_of_a_classifier_is_refused_before_a_file_is_written(untraine
 
 def test_models_of_several_pairs_of_languages_are_refused(untrained, tmp_path, capsys):
     path, target = untrained("languages"), tmp_path / "converted.pt"
-    line = refused(capsys, "spectrum", path)
+    line = refused(capsys, "inspect", "--spectrum", path)
     assert "MultilingualTranslationTask reads several data sets at once (de-en)" in line
     assert "word embeddings of one encoder or decoder" in refused(capsys, "params", path)
     line = refused(capsys, "convert", path, "--attention", "mixhead-b", "--output", target)
@@ -140,7 +140,7 @@ def test_inspect_shows_the_axes_of_models_without_one_vocabulary(untrained, caps
 
 
 def test_length_is_that_of_blocks(trained, untrained, capsys):
-    assert "not blocks. Remove the flag." in refused(capsys, "spectrum", trained("stock"), "--length", "7")
+    assert "not blocks. Remove the flag." in refused(capsys, "inspect", "--spectrum", trained("stock"), "--length", "7")
     path = untrained("denoising")
     _, task = checkpoints.load_model(path, tokens_per_sample=9)
     assert task.cfg.tokens_per_sample == 9
@@ -150,7 +150,9 @@ def test_length_is_that_of_blocks(trained, untrained, capsys):
 
 @pytest.mark.parametrize("length", [4, 13])
 def test_length_that_a_task_refuses_is_named_by_its_flag(length, untrained, capsys):
-    assert f"--length {length}: expected at" in refused(capsys, "spectrum", untrained("pairs"), "--length", length)
+    assert f"--length {length}: expected at" in refused(
+        capsys, "inspect", "--spectrum", untrained("pairs"), "--length", length
+    )
 
 
 @pytest.mark.parametrize("score", ["synthesizer-random", "relative"])

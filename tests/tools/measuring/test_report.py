@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fairseq_lowrank import cli
-from fairseq_lowrank.cli import spectrum
+from fairseq_lowrank.cli import _data
 from fairseq_lowrank.tools.measuring.figure import plot_cuts
 from fairseq_lowrank.tools.measuring.measurement import least_rank, ranks_below
 from fairseq_lowrank.tools.measuring.verdict import LIMIT, judge, sequences_needed, verdicts
@@ -119,9 +119,9 @@ def test_two_checkpoints_share_a_figure(trained, tmp_path, capsys):
 
 def test_models_that_read_different_sequences_are_named(capsys):
     found = {"label": "a", "sequences_held_out": 4, "mean_length": 8.5}
-    spectrum.name_other_sequences([found, found | {"label": "b"}], "sequences_held_out")
+    _data.name_other_sequences([found, found | {"label": "b"}], "sequences_held_out")
     assert not capsys.readouterr().err
-    spectrum.name_other_sequences([found, found | {"label": "b", "mean_length": 9}], "sequences_held_out")
+    _data.name_other_sequences([found, found | {"label": "b", "mean_length": 9}], "sequences_held_out")
     assert "different sequences (a 4 of 8.5 tokens, b 4 of 9 tokens), so compare them" in capsys.readouterr().err
 
 

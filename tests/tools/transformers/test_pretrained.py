@@ -120,7 +120,7 @@ def test_inspect_says_that_there_is_no_mixing(tmp_path, capsys):
 @pytest.mark.parametrize("family", ["bert", "gpt2", "bart"])
 def test_spectra_are_those_of_the_weights_that_the_model_returns(family, tmp_path, text, capsys):
     folder = saved(tmp_path / "model", family)
-    (found,) = printed(capsys, "spectrum", "--transformers", folder, "--text", text, "--sequences", "9")
+    (found,) = printed(capsys, "inspect", "--spectrum", "--transformers", folder, "--text", text, "--sequences", "9")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     tokens = [tokenizer(line, return_tensors="pt")["input_ids"] for line in TEXT if line]
     assert (found["sequences"], found["mean_length"]) == (4, sum(one.size(1) for one in tokens) / 4)
@@ -146,7 +146,18 @@ def test_spectra_are_those_of_the_weights_that_the_model_returns(family, tmp_pat
 
 def test_spectrum_draws_mixed_attention(tmp_path, text, capsys):
     folder = saved(tmp_path / "model", preset="mixhead-a")
-    command = ["spectrum", "--transformers", folder, "--text", text, "--max-length", "9", "--output", tmp_path / "out"]
+    command = [
+        "inspect",
+        "--spectrum",
+        "--transformers",
+        folder,
+        "--text",
+        text,
+        "--max-length",
+        "9",
+        "--output",
+        tmp_path / "out",
+    ]
     (found,) = printed(capsys, *command)
     assert found["sequences"] == 3 and found["attention"]["mixing"] == "static"
     assert (tmp_path / "out" / "spectrum-encoder.png").is_file()
@@ -169,11 +180,11 @@ def test_only_scores_that_are_mixed_have_more_rank_than_the_head_size(preset, ra
         (["inspect", "model.pt"], "error: model.pt works"),
         (["inspect", "--data", "bin"], "--data"),
         (["inspect", "--length", "3"], "--length"),
-        (["spectrum", "a.pt", "--text", "a"], "error: a.pt works"),
-        (["spectrum", "--text", "a", "--random-mixing"], "--random-mixing"),
-        (["spectrum", "--text", "a", "--subset", "test"], "--subset"),
-        (["spectrum"], "--text"),
-        (["spectrum", "--text", "nowhere.txt"], "nowhere.txt"),
+        (["inspect", "--spectrum", "a.pt", "--text", "a"], "error: a.pt works"),
+        (["inspect", "--spectrum", "--text", "a", "--random-mixing"], "--random-mixing"),
+        (["inspect", "--spectrum", "--text", "a", "--subset", "test"], "--subset"),
+        (["inspect", "--spectrum"], "--text"),
+        (["inspect", "--spectrum", "--text", "nowhere.txt"], "nowhere.txt"),
     ],
 )
 def test_flags_of_fairseq_are_refused_before_anything_is_read(command, given, capsys):
@@ -184,7 +195,7 @@ def test_flags_of_fairseq_are_refused_before_anything_is_read(command, given, ca
     assert given in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [["params"], ["inspect"], ["spectrum"]])
+@pytest.mark.parametrize("command", [["params"], ["inspect"], ["inspect", "--spectrum"]])
 def test_a_command_without_a_model_names_both_kinds(command, capsys):
     assert cli.main(command) == 2
     assert "--transformers FOLDER" in capsys.readouterr().err
@@ -193,7 +204,11 @@ def test_a_command_without_a_model_names_both_kinds(command, capsys):
 @pytest.mark.parametrize(
     ("family", "command", "error"),
     [
-        ("bert", ["spectrum"], "text.txt: BertForMaskedLM cannot read 14 tokens at once, with 8 positions."),
+        (
+            "bert",
+            ["inspect", "--spectrum"],
+            "text.txt: BertForMaskedLM cannot read 14 tokens at once, with 8 positions.",
+        ),
         ("gpt2", ["measure", "--length", "9"], "--length 9: GPT2LMHeadModel cannot read 9 tokens at once, with 8 pos"),
     ],
 )
@@ -210,7 +225,7 @@ def test_sequences_that_a_model_cannot_read_are_named(family, command, error, tm
         ("CLIPModel", "CLIPModel reads more than text (it has a vision_config)"),
     ],
 )
-@pytest.mark.parametrize("command", ["measure", "spectrum"])
+@pytest.mark.parametrize("command", ["measure", "inspect --spectrum"])
 def test_models_that_need_other_inputs_than_text_are_named(command, name, error, tmp_path, text, capsys):
     image = {"image_size": 16, "patch_size": 4}
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
@@ -218,14 +233,14 @@ def test_models_that_need_other_inputs_than_text_are_named(command, name, error,
     kind = getattr(transformers, name)
     kind(kind.config_class(**parts if name == "CLIPModel" else sizes | image)).save_pretrained(tmp_path / "model")
     transformers.AutoTokenizer.from_pretrained(MINILM).save_pretrained(tmp_path / "model")
-    assert cli.main([command, "--transformers", str(tmp_path / "model"), "--text", str(text)]) == 2
+    assert cli.main([*command.split(), "--transformers", str(tmp_path / "model"), "--text", str(text)]) == 2
     assert error in capsys.readouterr().err
 
 
 def test_text_belongs_to_transformers(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("a.pt").touch()
-    assert cli.main(["spectrum", "a.pt", "--text", "a.txt"]) == 2
+    assert cli.main(["inspect", "--spectrum", "a.pt", "--text", "a.txt"]) == 2
     assert "--text a.txt: works only with --transformers" in capsys.readouterr().err
 
 
@@ -265,7 +280,7 @@ def test_the_commands_need_transformers_and_no_fairseq(tmp_path, text):
     commands = [
         ["params", "--transformers", folder],
         ["inspect", "--transformers", folder],
-        ["spectrum", "--transformers", folder, "--text", text],
+        ["inspect", "--spectrum", "--transformers", folder, "--text", text],
     ]
     commands = [[str(word) for word in command] for command in commands]
     code = (

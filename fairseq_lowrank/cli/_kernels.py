@@ -1,9 +1,4 @@
-"""Compare the kernels of a backend with the reference in float64 on random problems: values and all gradients.
-
-  fairseq-lowrank check-kernels                            1,000 cases on the GPU, in bfloat16
-  fairseq-lowrank check-kernels --backend tiled            those of --attention-backend tiled
-  fairseq-lowrank check-kernels --dtype float32 --cases 100
-  TRITON_INTERPRET=1 fairseq-lowrank check-kernels --device cpu --cases 5     without a GPU, interpreted
+"""The check of `fairseq-lowrank env --kernels`: kernels against the reference in float64, values and all gradients.
 
 Lengths, head sizes, groups, masks, mixing before and after the softmax, and activations are random. Kernels are compiled for
 24 compositions (--compositions), which takes a few minutes. Kernels that do not fit into the shared memory of a GPU are counted;
@@ -24,11 +19,9 @@ if TYPE_CHECKING:
 
     from fairseq_lowrank.ops import AttentionCall
 
-NAME = "check-kernels"
-HELP = "compare the GPU kernels with the reference on random problems"
-
 
 def add_arguments(parser) -> None:
+    """Add the flags of the check to a group of `env`'s."""
     parser.add_argument("--cases", type=int, default=1000, metavar="N", help="random problems (default: 1000)")
     parser.add_argument("--device", default="cuda", help="device of the tensors (default: cuda)")
     parser.add_argument(
