@@ -4,7 +4,7 @@ import fairseq_lowrank.methods  # noqa: F401  registers the methods
 from fairseq_lowrank.attention.build import build_attention
 from fairseq_lowrank.attention.core import CoreAttention, build_core
 from fairseq_lowrank.attention.decoding import DecodingCache
-from fairseq_lowrank.attention.groups import parameter_groups
+from fairseq_lowrank.attention.groups import muon_split, parameter_groups
 from fairseq_lowrank.attention.layer import MultiheadAttention
 from fairseq_lowrank.attention.masks import CAUSAL, Hidden, PackedDocuments, Prefix, SlidingWindow, Visible
 from fairseq_lowrank.attention.replace import replace_attention
@@ -41,6 +41,7 @@ __all__ = [
     "Visible",
     "build_attention",
     "build_core",
+    "muon_split",
     "parameter_groups",
     "register",
     "replace_attention",

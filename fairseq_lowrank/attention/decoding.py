@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import uuid
+import weakref
 from collections.abc import MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.parts.projection import KeyValueStates
 
 MIN_CACHE_CAPACITY = 8
@@ -107,10 +109,16 @@ class LayerCache(NamedTuple):
 
 
 class DecodingCache:
-    """Keeps keys and values of earlier steps, for all layers of a model. Pass one object to every step.
+    """Keeps keys and values of earlier steps, for all layers of a model. Pass one object to every step of a text.
 
-    It is no dictionary: FSDP with a ``MixedPrecisionPolicy`` and ``accelerate`` copy dictionaries and lists among the arguments, and a
-    copy would be forgotten. fairseq's dictionaries still work where nothing copies them.
+    ::
+
+        cache = DecodingCache()
+        for step in steps:  # [1, B, embed_dim] each
+            output, _ = layer(step, step, step, incremental_state=cache)
+
+    It is no dictionary, because FSDP with a ``MixedPrecisionPolicy`` and ``accelerate`` copy dictionaries among the arguments, and what
+    is written into a copy is lost. fairseq's dictionaries work wherever nothing copies them.
     """
 
     def __init__(self) -> None:
@@ -126,9 +134,22 @@ class DecodingCache:
         """Forget everything: the next step is the first of another text."""
         self._entries.clear()
 
+    def copy(self) -> DecodingCache:
+        """Return a cache with the same positions. Steps of one do not change the other, and memory is shared until then."""
+        copied = DecodingCache()
+        copied._entries = dict(self._entries)
+        return copied
+
+    def reorder(self, new_order: Tensor) -> None:
+        """Let entry i of the batch become the old entry ``new_order[i]``, in all layers, as a beam search or a smaller batch needs it.
+
+        A decoder whose layers share keys between hypotheses (``beam_size``) calls ``reorder_incremental_state`` of each layer instead.
+        """
+        self._entries = {key: cache.reordered(new_order) for key, cache in self._entries.items()}
+
     @property
     def length(self) -> int:
-        """The number of cached positions."""
+        """The number of cached positions; the largest one if layers differ, as cross attention does."""
         return max((cache.length for cache in self._entries.values()), default=0)
 
     def __repr__(self) -> str:
@@ -148,6 +169,10 @@ class IncrementalCache:
 
     def __init__(self) -> None:
         self.key, self.used = _new_key(), False
+        self._begun: weakref.ref[Tensor] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_begun": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -175,12 +200,26 @@ class IncrementalCache:
         return 0 if cache is None else cache.length
 
     def set(self, state: IncrementalState, cache: LayerCache) -> None:
+        if not torch.compiler.is_compiling():
+            begins = not isinstance(state, DecodingCache) and state.get(self.key) is None
+            self._begun = weakref.ref(next(iter(cache.tensors.values()))) if begins else None
         state[self.key] = cache
         self.used = True
 
     def extended(self, state: IncrementalState, new: KeyValueStates, padding: Tensor | None) -> LayerCache:
-        """Return the cached tensors with those of a step after them. The state keeps them when they are :meth:`set`."""
+        """Return the cached tensors with those of a step after them. The state keeps them when they are :meth:`set`.
+
+        Raises:
+            UserError: a step of one position begins with an empty dictionary, and so did the step before, whose entry is lost.
+        """
         old = self.get(state)
+        if old is None and self._begun is not None and next(iter(new.values())).size(2) == 1 and self._begun() is None:
+            self._begun = None
+            if not isinstance(state, DecodingCache):
+                raise UserError(
+                    "incremental_state: a dictionary is empty again after a step that wrote into it. A wrapper copies it, such as "
+                    "FSDP with a MixedPrecisionPolicy or accelerate. Pass a DecodingCache() to all steps of a text."
+                )
         return LayerCache(new, padding) if old is None else old.extended(new, padding)
 
     def reorder(self, state: IncrementalState, order: Tensor, *, encoder_keys: bool, beam_size: int) -> None:

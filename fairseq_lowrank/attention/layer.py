@@ -225,7 +225,7 @@ class MultiheadAttention(TorchMHACompat, PartsOwner):
             key: ``[S, B, kdim]``; ``None`` takes the cached keys and values as they are.
             value: ``[S, B, vdim]``.
             key_padding_mask: ``[B, S]``, true at padding; a float one is added to the scores and hides where it is −inf.
-            incremental_state: a dictionary that keeps keys and values of earlier steps while decoding.
+            incremental_state: a :class:`~.decoding.DecodingCache`, or a dictionary, that keeps keys and values of earlier steps.
             need_weights: return the weights that the layer used (mixed, before dropout), averaged over heads.
             attn_mask: ``[T, S]`` float (added) or bool (hidden where true), :data:`~.masks.CAUSAL`,
                 :func:`~.masks.SlidingWindow`, :func:`~.masks.PackedDocuments`, :func:`~.masks.Prefix`, or a ``mask_mod`` or

@@ -19,6 +19,7 @@ from transformers import Cache, PreTrainedModel
 from fairseq_lowrank.attention import AttentionConfig, AttentionSpec
 from fairseq_lowrank.attention.core import Core
 from fairseq_lowrank.huggingface.models import query_sizes
+from fairseq_lowrank.huggingface.rotation import Rotation, chosen_rotation
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.parts import MODULE_AXES, SLOTS, NoDecayModule
 from fairseq_lowrank.parts import parts_of as children_on_axes
@@ -41,11 +42,13 @@ class AddedAttention(NamedTuple):
         core: runs the parts, which are children of the module.
         inputs: the name of the module's first argument.
         causal: whether the module is causal; ``None`` if its flag ``is_causal`` says it.
+        rotation: of queries, which is undone before parts read them; ``None`` if there is nothing to undo.
     """
 
     core: Core
     inputs: str = "hidden_states"
     causal: bool | None = None
+    rotation: Rotation | None = None
 
     @property
     def config(self) -> AttentionConfig | None:
@@ -62,10 +65,13 @@ class _Call(NamedTuple):
     module: Any
     inputs: Any
     cache: Any
+    positions: tuple[Any, ...]
 
     @classmethod
-    def of(cls, module: nn.Module, inputs: Tensor | None, cache: Cache | None) -> _Call:
-        return cls(_weak(module), _weak(inputs), _weak(cache))
+    def of(
+        cls, module: nn.Module, inputs: Tensor | None, cache: Cache | None, positions: tuple[Tensor, ...] = ()
+    ) -> _Call:
+        return cls(_weak(module), _weak(inputs), _weak(cache), tuple(_weak(one) for one in positions))
 
 
 def _weak(value: Any) -> Any:
@@ -94,6 +100,15 @@ def inputs_of(module: nn.Module) -> Tensor | None:
     The attention function gets projected tensors only.
     """
     return next((_strong(call.inputs) for call in _calls.running if _strong(call.module) is module), None)
+
+
+def mixing_queries_of(module: nn.Module, queries: Tensor) -> Tensor:
+    """Return the queries that parts of a module read in its call that runs now: those before rotary positions."""
+    rotation = added_to(module).rotation
+    if rotation is None:
+        return queries
+    cos, sin = next(call.positions for call in _calls.running if _strong(call.module) is module)
+    return rotation.undone(queries, _strong(cos), _strong(sin))
 
 
 def first_position(module: nn.Module, queries: int, keys: int) -> int | Tensor:
@@ -172,18 +187,23 @@ def mixing_state(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def build_added(
-    module: nn.Module, spec: AttentionSpec, causal: bool | None = None
+    module: nn.Module, spec: AttentionSpec, causal: bool | None = None, mixing_queries: str = "unrotated"
 ) -> tuple[AddedAttention, dict[str, NoDecayModule]]:
     """Return what :func:`add` gives to an attention module for ``spec``, and its parts. The module does not change.
 
     Args:
         causal: see :class:`AddedAttention`.
+        mixing_queries: one of :data:`~.rotation.MIXING_QUERIES`.
+
+    Raises:
+        UserError: a part reads queries that the module rotates in a way that cannot be undone.
     """
     config = query_sizes(module, spec)
     built = {} if config is None else {axis: config.build(axis) for axis in ADDED_AXES}
     parts = {axis: _placed(part, module) for axis, part in built.items() if part is not None}
     inputs = list(inspect.signature(type(module).forward).parameters)[1]
-    return AddedAttention(Core(spec, config if parts else None), inputs, causal), parts
+    rotation = chosen_rotation(module, [*parts.values()], config.head_dim, mixing_queries) if config and parts else None
+    return AddedAttention(Core(spec, config if parts else None), inputs, causal, rotation), parts
 
 
 def add(module: nn.Module, added: AddedAttention, parts: Mapping[str, nn.Module]) -> None:
@@ -193,7 +213,7 @@ def add(module: nn.Module, added: AddedAttention, parts: Mapping[str, nn.Module]
     for axis, part in parts.items():
         setattr(module, axis, part)
     hooked = _hand_over in module._forward_pre_hooks.values()
-    if not hooked and any(_reads_call(part) for part in parts.values()):
+    if not hooked and (added.rotation is not None or any(_reads_call(part) for part in parts.values())):
         module.register_forward_pre_hook(_hand_over, with_kwargs=True)
         module.register_forward_hook(_forget)
     vars(module)[SLOT] = added
@@ -221,7 +241,7 @@ def _reads_call(part: Any) -> bool:
 def _hand_over(module: nn.Module, args: tuple, kwargs: dict) -> None:
     added = added_to(module)
     declarations = [declared(part) for part in parts_of(module).values()]
-    if not any(_reads_call(part) for part in declarations):
+    if added.rotation is None and not any(_reads_call(part) for part in declarations):
         return  # the parts of an earlier choice did
     inputs = None
     if any(part.reads_inputs for part in declarations):
@@ -233,7 +253,11 @@ def _hand_over(module: nn.Module, args: tuple, kwargs: dict) -> None:
         )
     # models name the argument past_key_values, past_key_value or layer_past
     cache = next((given for given in (*args, *kwargs.values()) if isinstance(given, Cache)), None)
-    _calls.running = (*_calls_around(module), _Call.of(module, inputs, cache))
+    positions = ()
+    if added.rotation is not None:
+        given = kwargs.get("position_embeddings")
+        positions = args[added.rotation.argument] if given is None else given
+    _calls.running = (*_calls_around(module), _Call.of(module, inputs, cache, positions))
 
 
 def _forget(module: nn.Module, args: tuple, output: object) -> None:

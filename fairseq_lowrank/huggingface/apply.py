@@ -29,6 +29,7 @@ from fairseq_lowrank.huggingface.models import (
     model_of_transformers,
     other_attention,
 )
+from fairseq_lowrank.huggingface.rotation import check_mixing_queries, rotates
 from fairseq_lowrank.huggingface.sites import SITES
 from fairseq_lowrank.huggingface.training import TRAIN, freeze
 from fairseq_lowrank.messages import UserError, did_you_mean
@@ -43,6 +44,7 @@ def apply_attention(
     train: str = "all",
     sites: Collection[str] | None = None,
     layers: Collection[int] | None = None,
+    mixing_queries: str = "unrotated",
     **axes: str | None,
 ) -> PreTrainedModel:
     """Choose the attention of a model in place, and return the model.
@@ -54,6 +56,8 @@ def apply_attention(
             a classifier; ``mixing-only`` freezes the head of the task too. A later call trains again what an earlier one froze.
         sites: where to mix: ``encoder`` (bidirectional self-attention), ``decoder`` (causal), ``cross``; by default all.
         layers: the indices of the layers that mix, counted within each site; by default all.
+        mixing_queries: which queries ``mixhead-b`` and its kin read in models with rotary positions: ``unrotated``, as in
+            :func:`~fairseq_lowrank.attention.build_attention`, or ``rotated``, so that M depends on absolute positions, as in 0.2.0.
         axes: ``score_mixing``, ``activation``, ``mixing``, ``head_output`` or an option of their parts, such as ``gate_start`` or
             ``factor_rank``; each overrides the method's.
 
@@ -65,7 +69,7 @@ def apply_attention(
             in a part of its layers only (``sites`` or ``layers`` asks for this part), or a model that is wrapped or sharded already.
             The model stays as it was.
     """
-    carry_out(planned(model, preset, train=train, sites=sites, layers=layers, **axes))
+    carry_out(planned(model, preset, train=train, sites=sites, layers=layers, mixing_queries=mixing_queries, **axes))
     return model
 
 
@@ -106,6 +110,7 @@ def planned(
     train: str = "all",
     sites: Collection[str] | None = None,
     layers: Collection[int] | None = None,
+    mixing_queries: str = "unrotated",
     **axes: str | None,
 ) -> Plan:
     """Check the arguments of :func:`apply_attention`, and build what it adds.
@@ -117,6 +122,7 @@ def planned(
         raise UserError(f"model={model!r}: expected a model. Build or load it first, such as with from_pretrained.")
     model = model_of_transformers(model)
     spec = spec_of(preset, **axes)
+    check_mixing_queries(mixing_queries)
     sites = None if sites is None else collection("sites", sites, str, "['encoder']")
     layers = None if layers is None else collection("layers", layers, int, "[0, 1]")
     if train not in TRAIN:
@@ -149,13 +155,16 @@ def planned(
         )
     causal = causal_by_site(model)
     added = {
-        module: build_added(module, spec if module in chosen else AttentionSpec(), causal.get(module))
+        module: build_added(module, spec if module in chosen else AttentionSpec(), causal.get(module), mixing_queries)
         for module in model.modules()
         if calls_the_interface(type(module))
     }
     choice = {axis: getattr(spec, axis) for axis in open_axes()}
     changed = {axis: value for axis, value in choice.items() if value != getattr(AttentionSpec(), axis)}
     record = without_default_options(choice) | {"sites": sites, "layers": layers} if changed else None
+    reads = any(part.reads_queries and rotates(type(module)) for module in chosen for part in added[module][1].values())
+    if record is not None and reads:
+        record["mixing_queries"] = mixing_queries
     name = preset if preset != PLAIN else ", ".join(f"{axis} {value}" for axis, value in changed.items())
     left = [module for module, _, _ in found if module not in chosen] + others
     return Plan(model, name or preset, train, record, added, chosen, left)

@@ -28,7 +28,8 @@ def open_axes() -> list[str]:
 
 def chosen_axes(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a recorded choice, with defaults for options that are newer than the record."""
-    return {name: record.get(name, AXES[name].default) for name in open_axes()}
+    queries = {"mixing_queries": record.get("mixing_queries", "rotated")}
+    return queries | {name: record.get(name, AXES[name].default) for name in open_axes()}
 
 
 def usable_presets() -> list[str]:

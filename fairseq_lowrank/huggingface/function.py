@@ -14,7 +14,7 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 
 from fairseq_lowrank.attention import AttentionConfig
 from fairseq_lowrank.attention.watching import changing_calls, receivers_of, receiving_weights
-from fairseq_lowrank.huggingface.added import added_to, first_position, inputs_of, parts_of
+from fairseq_lowrank.huggingface.added import added_to, first_position, inputs_of, mixing_queries_of, parts_of
 from fairseq_lowrank.huggingface.models import adds_masks, attention_modules
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.ops import AttentionCall, AttentionMask
@@ -124,6 +124,7 @@ def attention_forward(
             value,
             AttentionMask(causal=causal, additive=attention_mask),
             inputs=inputs_of(module) if filled.reads_inputs else None,
+            mixing_queries=mixing_queries_of(module, query),
             query_start=start,
             scale=scaling,
             score_bias=position_bias,

@@ -109,12 +109,13 @@ def _record(path: Path) -> dict | None:
     record = content if path.name == CONFIG else content.get("lowrank_attention")
     if record is None:
         return None
-    unknown = record.keys() - AXES.keys() - {"sites", "layers", "modules"}
+    unknown = record.keys() - AXES.keys() - {"sites", "layers", "modules", "mixing_queries"}
     try:
         refuse_unknown_options(record, unknown)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-    return {name: value for name, value in record.items() if name not in {"modules", *unknown}}
+    known = {name: value for name, value in record.items() if name not in {"modules", *unknown}}
+    return {"mixing_queries": "rotated"} | known
 
 
 def load_attention(model: PreTrainedModel, folder: str | os.PathLike, *, train: str = "all") -> PreTrainedModel:

@@ -34,6 +34,7 @@ class Difference(HeadOutput):
     name = "difference"
     heads_per_output = 2
     changes_queries = True
+    reads_queries = False
     options = (
         Option(
             "diff_version",

@@ -35,6 +35,7 @@ class HeadGate(HeadOutput):
     """
 
     name = "head-gate"
+    reads_queries = False
     options = (GATE_START,)
 
     def __init__(self, config: AttentionConfig, gate_start: str = "identity") -> None:

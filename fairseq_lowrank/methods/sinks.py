@@ -21,7 +21,7 @@ class LearnedSinks(LayerPart):
     """
 
     name = "learned"
-    reads_inputs = False
+    reads_inputs = reads_queries = False
 
     def __init__(self, config: AttentionConfig) -> None:
         super().__init__()

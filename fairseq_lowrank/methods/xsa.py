@@ -20,7 +20,7 @@ class Exclusive(HeadOutput):
     """
 
     name = "exclusive"
-    reads_inputs = False
+    reads_inputs = reads_queries = False
     reads_own_value = True
 
     def __init__(self, config: AttentionConfig) -> None:

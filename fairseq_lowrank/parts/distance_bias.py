@@ -27,7 +27,7 @@ class DistanceBias(LayerPart):
         num_heads: H, the number of heads of scores.
     """
 
-    reads_inputs = False
+    reads_inputs = reads_queries = False
     reads_positions = True
 
     def __init__(self, config: AttentionConfig) -> None:

@@ -17,6 +17,7 @@ class HeadMap(LayerPart):
     """A value of the map axis. It fills the steps ``queries`` and ``states``."""
 
     reads_inputs: ClassVar[bool] = False
+    reads_queries: ClassVar[bool] = False
     before_norm = True
     folds = True
     changes_queries: ClassVar[bool] = True

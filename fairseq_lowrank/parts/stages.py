@@ -84,6 +84,8 @@ class LayerPart(NoDecayModule, Part):
     """True if it has parameters."""
     reads_inputs: ClassVar[bool] = True
     """False if no step reads :attr:`Context.inputs`."""
+    reads_queries: ClassVar[bool] = True
+    """False if no step reads the values of :attr:`Context.queries`, which models of ``transformers`` rotate."""
     reads_own_value: ClassVar[bool] = False
     """True if the output of a position depends on the position's own value, which only self-attention has."""
     reads_positions: ClassVar[bool] = False

@@ -8,7 +8,8 @@ import pytest
 import torch
 from needed_axes import PRESETS
 
-from fairseq_lowrank.attention import CAUSAL, decoding
+from fairseq_lowrank.attention import CAUSAL, DecodingCache, build_attention, decoding
+from fairseq_lowrank.messages import UserError
 
 ACTIVATIONS = ("softmax", "sigsoftmax")
 
@@ -315,3 +316,36 @@ def test_copies_of_a_layer_keep_apart_what_they_save(make, inputs):
     fresh = {}
     decode(layer, x[:2], fresh)
     torch.testing.assert_close(decode(layer, x[2:], fresh), expected)
+
+
+def test_a_cache_is_copied_and_reordered():
+    layer = build_attention("mixhead-b", 16, 2, self_attention=True, batch_first=True).eval()
+    x, cache, order = torch.randn(3, 5, 16), DecodingCache(), torch.tensor([2, 0])
+    options = {"need_weights": False, "attn_mask": CAUSAL}
+    with torch.no_grad():
+        whole, _ = layer(x, x, x, **options)
+        first, last = x.split((4, 1), dim=1)
+        layer(first, first, first, incremental_state=cache, **options)
+        kept = cache.copy()
+        kept.reorder(order)
+        for state, entries in ((cache, slice(None)), (kept, order)):
+            step = last[entries]
+            result, _ = layer(step, step, step, incremental_state=state, **options)
+            torch.testing.assert_close(result, whole[entries, 4:])
+    assert cache.length == kept.length == 5
+    cache.clear()
+    assert cache.length == 0 and kept.length == 5
+
+
+def test_a_dictionary_that_is_copied_is_an_error_at_the_next_step():
+    layer = build_attention("mha", 16, 2, self_attention=True).eval()
+    x, state = torch.randn(4, 1, 16), {}
+    layer(x, x, x, incremental_state=dict(state))  # as a wrapper calls it
+    step = x[:1]
+    with pytest.raises(UserError, match="DecodingCache"):
+        layer(step, step, step, incremental_state=dict(state))
+    for _ in range(2):  # texts of one step that live side by side, and new texts
+        states = [{}, {}, DecodingCache()]
+        for state in states:
+            layer(step, step, step, incremental_state=state)
+        layer(step, step, step, incremental_state=states[1])

@@ -149,7 +149,8 @@ def test_mixed_outputs_equal_the_formula(family, preset, monkeypatch):
         return  # it has sinks
     # gpt-oss multiplies its experts' matrices in float32 at most; norms of other families round to it on the way
     dtype = torch.float32 if family == "gpt-oss" else torch.float64
-    model = apply_attention(build(family), preset, sites=sites_of(preset)).to(dtype)
+    # the formula gets rotated queries, as the function of transformers does
+    model = apply_attention(build(family), preset, sites=sites_of(preset), mixing_queries="rotated").to(dtype)
     add_noise(model)
     ours = logits_of(model, family)
     monkeypatch.setitem(AttentionInterface._global_mapping, huggingface.IMPLEMENTATION, brute_force)

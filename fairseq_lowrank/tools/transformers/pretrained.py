@@ -219,6 +219,7 @@ def inspect_saved(folder: Path) -> list[dict] | None:
 
 def _described(place: dict, tensors: dict[str, torch.Tensor], num_heads: int, head_dim: int, record: dict) -> dict:
     axes = {"num_heads": num_heads, "head_dim": head_dim} | chosen_axes(record)
+    del axes["mixing_queries"]  # no axis
     tensors = {name: tensor.detach().double() for name, tensor in tensors.items()}
     return place | {"axes": axes} | describe(tensors, axes, None, num_heads * head_dim)
 
