@@ -27,7 +27,8 @@ Projections:
   mha → mla --latent-dim N                             by singular values, not exact because of the norm of the latent
 
 Other conversions are refused with the reason. --data DIR measures the difference of the outputs. A stock fairseq checkpoint
-keeps its architecture. Other attention flags of fairseq-train go behind the checkpoint, such as --attention-sites.
+keeps its architecture. The other attention flags of fairseq-train go after the checkpoint, such as --head-dim or
+--attention-sites; so do those of your own method, with --user-dir DIR.
 
   fairseq-lowrank convert checkpoint_best.pt --attention mixhead-b --output mixhead-b.pt
   fairseq-lowrank convert mqa-mixed.pt --head-mixing none --output mqa.pt
@@ -39,7 +40,7 @@ import argparse
 from pathlib import Path
 
 from fairseq_lowrank.cli import _data, _output
-from fairseq_lowrank.messages import IMPORT_PLUGIN, FlagError, UserError, did_you_mean, flag_name
+from fairseq_lowrank.messages import FlagError, UserError, flag_name
 
 NAME = "convert"
 HELP = "change a checkpoint's attention, with the same outputs if that is possible"
@@ -50,12 +51,6 @@ def add_arguments(parser) -> None:
     parser.add_argument("checkpoint", type=Path, metavar="CKPT", help="a checkpoint of fairseq-train, ours or stock")
     parser.add_argument("--attention", metavar="NAME", help="the new --attention (default: the checkpoint's)")
     parser.add_argument("--head-mixing", metavar="NAME", help="the new --head-mixing, instead of the method's")
-    parser.add_argument("--head-dim", type=int, metavar="N", help="the new size of heads")
-    parser.add_argument("--value-dim", type=int, metavar="N", help="the new size of values")
-    parser.add_argument("--key-value-heads", type=int, metavar="N", help="the new number of key and value heads")
-    parser.add_argument("--latent-dim", type=int, metavar="N", help="size of the latent of mla (default: full rank)")
-    parser.add_argument("--shared-dim", type=int, metavar="N", help="features of collaborative (default: full rank)")
-    parser.add_argument("--rank", type=int, metavar="N", help="rank of lrkv (default: full rank)")
     _data.add_data_arguments(parser, default_data="to measure the difference of outputs; default: not measured")
     _output.add_checkpoint_argument(parser, "file of the new checkpoint")
 
@@ -85,31 +80,27 @@ def changes_of(args) -> dict[str, int | str]:
     """Return the new values of attention flags, by their names in the configuration.
 
     Raises:
-        UserError: a flag that is not one of a model's attention, or an unknown value.
+        UserError: a flag that is not one of a model's attention, or a wrong value.
     """
     from fairseq_lowrank.parts import AXES
-    from fairseq_lowrank.plugin.flags import MODEL_FLAGS, add_attention_args
+    from fairseq_lowrank.plugin.flags import add_attention_args, read_registry
 
     parser = argparse.ArgumentParser(prog=f"fairseq-lowrank {NAME}", add_help=False, allow_abbrev=False)
 
     def refuse(message: str) -> None:
-        raise UserError(f"{message}. Use attention flags of fairseq-train.")
+        raise UserError(f"{message.removeprefix('argument ').rstrip('.')}. Use attention flags of fairseq-train.")
 
     parser.error = refuse  # type: ignore[assignment]
+    read_registry()  # a plugin may have registered methods
     add_attention_args(parser)
-    further = vars(parser.parse_args(args.flags))
-    names = {"attention", "attention_sites", *(axis.flag for axis in AXES.values())}
-    if other := further.keys() - names:
+    named = {flag: value for flag in ("attention", "head_mixing") if (value := getattr(args, flag)) is not None}
+    words = [word for flag, value in named.items() for word in (flag_name(flag), value)]
+    changes = vars(parser.parse_args([*words, *args.flags]))
+    if other := changes.keys() - {"attention", "attention_sites", *(axis.flag for axis in AXES.values())}:
         raise UserError(f"{flag_name(min(other))}: a conversion does not change this. Remove the flag.")
-    given = {name: getattr(args, name, None) for name in MODEL_FLAGS if name in names} | further
-    changes = {name: value for name, value in given.items() if value is not None}
     for name, value in changes.items():
-        kind, details, _ = MODEL_FLAGS[name]
-        if kind is int and value < 1:
+        if isinstance(value, int) and value < 1:
             raise FlagError(flag_name(name), value, "expected a number >= 1", "Give a positive number.")
-        if value not in (choices := details.get("choices", (value,))):
-            remedy = f"Choose from {', '.join(choices)}.{did_you_mean(value, choices)} {IMPORT_PLUGIN}"
-            raise FlagError(flag_name(name), value, "there is no such attention", remedy)
     return changes
 
 

@@ -115,7 +115,7 @@ read_registry()
 
 
 def add_attention_args(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags in a separate group. A flag that is not given adds nothing to the arguments."""
+    """Declare the flags of all registered methods in a group. A flag that is not given adds nothing to the arguments."""
     group = parser.add_argument_group("Attention", argument_default=argparse.SUPPRESS)
     for name, (kind, details, text) in MODEL_FLAGS.items():
         how: dict[str, Any] = {"action": "store_true"} if kind is bool else {"type": kind, **details}

@@ -91,3 +91,19 @@ def test_transformers_takes_the_method_of_a_plugin(plugin):
     model = apply_attention(build("gpt2"), "my-norm", norm_power=2)
     assert model.config.lowrank_attention["norm_power"] == 2
     assert model(torch.tensor([[5, 6, 7]])).logits.isfinite().all()
+
+
+def test_convert_takes_the_method_and_the_options_of_a_plugin(plugin, trained, tmp_path, capsys):
+    code = (plugin / "__init__.py").read_text()
+    gain = code.replace(
+        "heads / rms**self.norm_power * self.weight[:, None, None]", "heads * self.weight[:, None, None]"
+    )
+    assert gain != code  # starts as the identity
+    (plugin / "__init__.py").write_text(gain)
+    target = tmp_path / "converted.pt"
+    words = ["convert", trained("stock"), "--attention", "my-norm", "--norm-power", 2, "--output", target]
+    assert "exact: the model's outputs" in run(capsys, "--user-dir", plugin, *words)
+    inspected = json.loads(run(capsys, "inspect", target, "--json"))
+    assert {layer["axes"]["norm_power"] for layer in inspected["layers"]} == {2}
+    assert cli.main([*map(str, [*words[:4], "--norm-pwer", 2, "--output", tmp_path / "b.pt"])]) == 2
+    assert "--norm-pwer" in capsys.readouterr().err

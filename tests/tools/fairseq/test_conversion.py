@@ -170,7 +170,7 @@ def test_trained_models_translate_as_before(source, preset, tmp_path, old_checkp
         ("stock", ["--attention", "gated", "--nope", "1"], "--nope"),
         ("stock", ["--attention", "gated", "--embed-rank", "4"], "--embed-rank: a conversion does not change this"),
         ("mhe", ["--attention", "mhe-mul"], "--attention mhe-mul"),
-        ("mhe", ["--attention", "nope"], "--attention nope: there is no such attention. Choose from mha"),
+        ("mhe", ["--attention", "nope"], "--attention: invalid choice: 'nope' (choose from 'mha'"),
         ("mhe", ["--head-mixing", "random"], "mixing 'random' is fixed"),
         ("mhe", [], "Add --attention NAME"),
         ("mhe", ["--head-dim", "8"], "projection head-embedding-mul"),
