@@ -102,7 +102,7 @@ def attention_page() -> str:
         "T is the number of queries, S the number of keys, B the batch size, H the number of heads.",
         _table(("argument", "default", "meaning"), calls),
         "**Returns** " + _section(MultiheadAttention.forward, "Returns"),
-        "**Decoding.** Pass the same dictionary as `incremental_state` at each step, and one new position as query, key and value.",
+        "**Decoding.** Pass the same `DecodingCache` as `incremental_state` at each step, and one new position as query, key and value.",
         "**Compile and export.** [What works](pytorch.md#compile-export-half-precision)",
         "**Backends.** [Which backend computes what](performance.md#which-backend-computes-what)",
         "## `replace_attention(module, preset, …)`",

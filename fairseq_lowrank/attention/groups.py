@@ -51,7 +51,8 @@ def muon_split(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]
 
     Muon makes every update orthogonal, so it fits weights of linear maps of hidden features: those of ``nn.Linear`` outside of parts. An
     orthogonal step on an h × h mixing, a gate or a factor moves all of its directions alike, however small their gradients are.
-    Weights that an embedding shares, or with more than 8 times as many outputs as inputs, such as those of a vocabulary, are others.
+    Weights that an embedding shares, with more than 8 times as many outputs as inputs, such as those of a vocabulary, or with fewer than
+    16 outputs, such as those of a classifier, are others.
     """
     apart = _of_modules(model, NoDecayModule) | _of_modules(model, nn.Embedding)
     linear = [
@@ -62,7 +63,7 @@ def muon_split(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]
     muon = {
         id(w): w
         for w in linear
-        if w.dim() == 2 and w.requires_grad and id(w) not in apart and w.size(0) <= 8 * w.size(1)
+        if w.dim() == 2 and w.requires_grad and id(w) not in apart and 16 <= w.size(0) <= 8 * w.size(1)
     }
     return [*muon.values()], [p for p in model.parameters() if p.requires_grad and id(p) not in muon]
 
