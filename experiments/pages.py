@@ -12,7 +12,7 @@ class Page:
 
     Args:
         notes: exact properties, and what to know before choosing the method.
-        use_if: when to use the method, as the end of a sentence that begins with "Use it if".
+        advice: what the method is for, as sentences.
         kind_limit: a limit of the class, in words.
         sizes: sizes with which the page counts a layer of d 512 and 8 heads.
         controls: the rows of ``mha`` in our results that have as many parameters, with their labels.
@@ -20,7 +20,7 @@ class Page:
     """
 
     notes: str
-    use_if: str
+    advice: str
     kind_limit: str = ""
     sizes: Mapping[str, int | str] = field(default_factory=dict)
     controls: Mapping[str, str] = field(default_factory=dict)
@@ -35,7 +35,7 @@ PAGES: dict[str, Page] = {
             "in fairseq add `--no-token-positional-embeddings`. Cross attention has no distances: with an encoder and a "
             "decoder, add `--attention-sites encoder,decoder`. If h is no power of two, the slopes follow the authors' code."
         ),
-        use_if="the model must read longer texts than those that it was trained on",
+        advice="Use it if the model must read longer texts than those that it was trained on.",
     ),
     "sinks": Page(
         notes=(
@@ -43,7 +43,7 @@ PAGES: dict[str, Page] = {
             "times a number below 1 that depends on the query. It does not equal `mha` at first. Memory is linear. PyTorch's "
             "fused kernels and the Triton kernels cannot compute it, so `auto` takes blocks."
         ),
-        use_if="heads waste weight on tokens without meaning, such as the first one",
+        advice="Its authors propose it for heads that put weight on tokens without meaning, such as the first one.",
     ),
     "t5-bias": Page(
         notes=(
@@ -52,7 +52,7 @@ PAGES: dict[str, Page] = {
             "attention has no distances: with an encoder and a decoder, add `--attention-sites encoder,decoder`. A decoder "
             "alone can use `--bucket-sides past`."
         ),
-        use_if="heads should learn how much the distance of a key matters",
+        advice="Use it if heads should learn how much the distance of a key matters.",
     ),
     "collaborative": Page(
         notes=(
@@ -60,7 +60,7 @@ PAGES: dict[str, Page] = {
             "plain attention; `fairseq-lowrank convert` does this exactly. With D > d_k the scores of a head can have "
             "rank D. Counted with D 256."
         ),
-        use_if="heads of a trained model learned much in common, and you want to compress them",
+        advice="Use it to compress a trained model whose heads learned much in common: `convert` factors it.",
         sizes={"shared_dim": 256},
     ),
     "dcmha": Page(
@@ -69,7 +69,7 @@ PAGES: dict[str, Page] = {
             "computed from the layer's input, so `--mixing-orthogonality` is refused. Counted with rank r = 2, the "
             "default (`--rank`)."
         ),
-        use_if="you want the strongest mixing and accept its cost",
+        advice="Use it if you want the strongest mixing and accept its cost.",
     ),
     "diff": Page(
         notes=(
@@ -81,14 +81,14 @@ PAGES: dict[str, Page] = {
             "and caches 3·h·d_k numbers a token. The paper has heads of d/2h with values of twice this size: "
             "`--head-dim 32 --value-dim 64` for d 512 and 8 heads."
         ),
-        use_if="attention spreads over irrelevant tokens",
+        advice="Its authors propose it against attention to irrelevant tokens.",
     ),
     "el": Page(
         notes=(
             "Keys and values are the hidden states, divided among heads, as the MHE poster defines it. So d_k = d/h, "
             "and h·d_k = d numbers are cached."
         ),
-        use_if="memory of generation is too large, and a fourth of the parameters must do",
+        advice="Use it if memory of generation is too large. It has half the parameters of `mha`.",
     ),
     "gated-head": Page(
         notes=(
@@ -96,14 +96,14 @@ PAGES: dict[str, Page] = {
             "`--gate-start half` gives σ as published, which halves the outputs at first. A smaller initial output can "
             "speed up training by itself, so compare both."
         ),
-        use_if="heads should be switched off by query, for few parameters",
+        advice="Use it to let queries switch heads off, for few parameters.",
     ),
     "gated": Page(
         notes=(
             "Each query weights each feature of each head's output. At first it equals `mha`. `--gate-start half` "
             "gives σ as published, which halves the outputs at first."
         ),
-        use_if="a quarter more attention parameters are acceptable for a gate on each feature",
+        advice="Use it for a gate on each feature. It costs a quarter more attention parameters.",
     ),
     "mhe-add": Page(
         notes=(
@@ -112,7 +112,7 @@ PAGES: dict[str, Page] = {
             "times the sum of the row. So one key and one value are projected, cached and read. All heads share a "
             "value of size d_k, which limits the rank of the output."
         ),
-        use_if="parameters of attention are too many, and a few percent of quality may go",
+        advice="Use it if attention has too many parameters and a few percent of quality may go.",
     ),
     "mhe-mul": Page(
         notes=(
@@ -120,15 +120,15 @@ PAGES: dict[str, Page] = {
             "value, and head i's output is multiplied by (1 + e^v_i). All heads share a value of size d_k, which "
             "limits the rank of the output."
         ),
-        use_if="parameters of attention are too many, and a few percent of quality may go",
+        advice="Use it if attention has too many parameters and a few percent of quality may go.",
         controls={"mha-narrow": "`mha`, narrower feed-forward layer"},
     ),
     "knocking-linear": Page(
         notes=(
             "The projections absorb the maps, so it can compute the same as `mha`. `fairseq-lowrank convert` folds "
-            "them. A lead can only come from optimisation."
+            "them. "
         ),
-        use_if="you want to test a lead that can come from optimisation alone",
+        advice="A control: it computes what plain attention computes, but trains differently.",
     ),
     "lrkv": Page(
         notes=(
@@ -136,22 +136,22 @@ PAGES: dict[str, Page] = {
             "= d_k it can be every plain attention, and `fairseq-lowrank convert` does this exactly. The query and the "
             "output absorb B_i. Counted with r = d_k/4, the default (`--rank`)."
         ),
-        use_if="`mqa` loses too much and `gqa` caches too much",
+        advice="Use it if `mqa` loses too much and `gqa` caches too much.",
     ),
     "mea": Page(
         notes=(
             "The projections absorb the maps, so it can compute the same as `mha`. `fairseq-lowrank convert` folds "
-            "them. A lead can only come from optimisation."
+            "them. "
         ),
-        use_if="you want to test a lead that can come from optimisation alone",
+        advice="A control: it computes what plain attention computes, but trains differently.",
     ),
     "headmix": Page(
         notes=(
             "The projections absorb the maps, so it can compute the same as `mha`. `fairseq-lowrank convert` folds "
             "them. A public record for training on little data multiplies W_Q, W_K and W_V by such matrices, at "
-            "another rate (`--mixing-lr-scale`). A lead can only come from optimisation."
+            "another rate (`--mixing-lr-scale`). "
         ),
-        use_if=("you want to test maps of heads in weight space, whose lead can come from optimisation alone"),
+        advice="A control: it computes what plain attention computes, but trains differently.",
     ),
     "mfa": Page(
         notes=(
@@ -159,7 +159,7 @@ PAGES: dict[str, Page] = {
             "is the head size and r the size of the latent (`--latent-dim`). Counted with d_k 128 and r 256. The known "
             "matrices were learned with d_k 64, and the nearest point with d_k 32."
         ),
-        use_if="you want scores of high rank and a small cache",
+        advice="Use it for scores of high rank and a small cache.",
         sizes={"head_dim": 128, "latent_dim": 256},
     ),
     "mixhead-a": Page(
@@ -168,21 +168,21 @@ PAGES: dict[str, Page] = {
             "whose rank becomes min(d, h·d_k). The reason: Σ_i Σ_j M[j, i] P_j V_i W_O,i = Σ_j P_j (Σ_i M[j, i] V_i "
             "W_O,i). If all heads share one value (`mqa`, `sha`, `mhe-mul`), the output projection absorbs M."
         ),
-        use_if="small heads need one pattern in common, or you repeat the paper in translation",
+        advice="Use it if small heads need one pattern in common, and train `gain` with it.",
     ),
     "mixhead-b": Page(
         notes=(
             "q_{t,j} is head j's query after a head embedding, if there is one, and before the scale 1/√d_k. With W^M "
             "= 0 it is Mixhead A. No fixed output projection absorbs it."
         ),
-        use_if="you repeat the paper in a language model",
+        advice="Use it to repeat the paper: both Mixheads are rows of its tables.",
     ),
     "mixhead-random": Page(
         notes=(
             "An ablation: mixing that is not learned. Columns are divided by their sums (eq. 13), as in the authors' "
             "released code. M is saved with the model (h² numbers, which are not parameters)."
         ),
-        use_if="you need a control for *learned* mixing: its matrix is fixed",
+        advice="A control for *learned* mixing: its matrix is fixed.",
     ),
     "avghead": Page(
         on="mixhead-random",
@@ -191,7 +191,7 @@ PAGES: dict[str, Page] = {
             'which is our reading of the paper\'s "uniform". It is saved with the model (h² numbers, which are not '
             "parameters)."
         ),
-        use_if="you need a control for *learned* mixing: its matrix is fixed",
+        advice="A control for *learned* mixing: its matrix is fixed.",
     ),
     "gain": Page(
         notes=(
@@ -199,7 +199,7 @@ PAGES: dict[str, Page] = {
             "w_i P_i V_i W_O,i = P_i V_i (w_i W_O,i). So it can express the same as `mha`, and differs only in "
             "training. Fairseq's `--scale-heads` scales slices of the projected output instead, and only in decoders."
         ),
-        use_if="you need a control for mixing: it can damp heads and cannot mix them",
+        advice="Train it next to each kind of mixing: it can damp heads and cannot mix them.",
     ),
     "mla": Page(
         kind_limit="without its norm and rotary features",
@@ -210,27 +210,27 @@ PAGES: dict[str, Page] = {
             "queries and one key for all heads carry rotary positions, for self-attention alone. Counted with r = d/2, the "
             "default, and e = 0."
         ),
-        use_if="the cache is too large, and `gqa` loses too much",
+        advice="Use it if the cache is too large and `gqa` loses too much.",
     ),
     "sha": Page(
         notes=("The base of MHE, and the unit of PEoP. All heads are equal, so mixing them only scales each head."),
-        use_if="you need the smallest baseline, in which all heads are one",
+        advice="The smallest baseline, in which all heads are one.",
     ),
     "mqa": Page(
         notes=(
             "It is `gqa` with one head of keys and values. With one shared value, mixing probabilities equals mixing "
             "head outputs: P̄_i V = Σ_j M[j, i] (P_j V). So the output projection absorbs a static M."
         ),
-        use_if="the cache must be as small as sharing makes it",
+        advice="Use it if the cache must be as small as sharing makes it.",
     ),
     "relative": Page(
         notes=(
             "Positions are distances, so memory of earlier segments can precede the keys. Nothing of size n × n is "
             "stored. W_R has the same number of heads as keys. A key embedding (MHE) changes only k_s, and Mixhead B "
             "reads q_t. The term of positions is not limited by the rank of the keys, so the scores of a head can "
-            "exceed rank d_k. It does not work with cross attention, EL or appended keys."
+            "exceed rank d_k. Use it for self-attention only, with separate keys and without appended ones."
         ),
-        use_if="you train a Transformer-XL",
+        advice="Use it to train a Transformer-XL.",
     ),
     "score-gain": Page(
         notes=(
@@ -238,11 +238,11 @@ PAGES: dict[str, Page] = {
             "of queries absorbs it exactly: a_i Q_i = x (a_i W_Q,i). So it can express the same as `mha`, and differs "
             "only in training. Masks and biases are added to the multiplied scores. `--mixing-lr-scale` sets its rate."
         ),
-        use_if="you need a control for mixing of scores: it can sharpen heads and cannot mix them",
+        advice="Train it next to each mixing of scores: it can sharpen heads and cannot mix them.",
     ),
     "skv": Page(
         notes=("Half the cache of `mha`, because only keys are cached. The value input must be the key input."),
-        use_if="keys and values may be the same, for half the cache",
+        advice="Use it for half the cache, if keys and values may be the same.",
     ),
     "sigsoftmax": Page(
         notes=(
@@ -250,7 +250,7 @@ PAGES: dict[str, Page] = {
             "scores. It is not invariant under a shift of a row, so a constant in a row has an effect. It is an "
             "activation, so it works with every method."
         ),
-        use_if="the rank of log-probabilities should exceed that of scores",
+        advice="Use it if the rank of log-probabilities should exceed that of scores. Where we measured, it did not lower the error.",
     ),
     "mha": Page(
         notes=(
@@ -261,7 +261,7 @@ PAGES: dict[str, Page] = {
             "(0.7, 0.3) and (0.4, 0.4, 0.2). `mha` equals fairseq's own module, number for number, and loads its "
             "checkpoints."
         ),
-        use_if="you want plain attention, or a baseline through the same code",
+        advice="The baseline: plain attention through the same code.",
     ),
     "fixedhead": Page(
         notes=(
@@ -270,7 +270,7 @@ PAGES: dict[str, Page] = {
             "softmax ignores a constant in each row. For almost every causal pattern, (n − 1)/2 is enough. The cache "
             "grows with the head size too. Counted with heads of 128."
         ),
-        use_if="scores need a higher rank, and parameters and cache may grow with the head size",
+        advice="Use it if scores need a higher rank, and parameters and cache may grow with the head size.",
         sizes={"head_dim": 128},
         controls={"mha-wide": "`mha`, wider feed-forward layer", "mha-more-heads": "`mha`, more small heads"},
     ),
@@ -279,7 +279,7 @@ PAGES: dict[str, Page] = {
             "g = h is `mha`, and g = 1 is `mqa`. It saves cache, and parameters of keys and values. The rank of a "
             "head's scores stays d_k. Counted with two heads of keys and values."
         ),
-        use_if="the cache of decoding is too large, and quality must stay close to `mha`",
+        advice="Use it if the cache of decoding is too large and quality must stay close to `mha`.",
         sizes={"key_value_heads": 2},
     ),
     "structured": Page(
@@ -291,7 +291,7 @@ PAGES: dict[str, Page] = {
             "keys. Here queries and keys are divided by their root mean square. Counted with c = √d, the divisor of d "
             "nearest to it."
         ),
-        use_if="scores must have full rank and parameters are scarce",
+        advice="Use it if scores must have full rank and parameters are few. On a CPU it takes about three times as long.",
     ),
     "synthesizer-dense": Page(
         notes=(
@@ -305,7 +305,7 @@ PAGES: dict[str, Page] = {
             "attention, appended keys, SKV, EL or head embeddings. Counted with n 512, which in fairseq is "
             "`--max-target-positions` or `--max-source-positions`."
         ),
-        use_if="you repeat the Synthesizer: scores without keys",
+        advice="Use it to repeat the Synthesizer: scores without keys.",
     ),
     "synthesizer-random": Page(
         notes=(
@@ -313,7 +313,7 @@ PAGES: dict[str, Page] = {
             "scores can have any rank. Mixhead B reads queries, so it is refused. If no sentence has padding on its "
             "left, the memory is that of R. The rest is as in `synthesizer-dense`."
         ),
-        use_if="you repeat the Synthesizer: scores without keys",
+        advice="Use it to repeat the Synthesizer: scores without keys.",
     ),
     "talking-heads": Page(
         notes=(
@@ -321,14 +321,14 @@ PAGES: dict[str, Page] = {
             "has rank min(d, h·d_k). Mixing after the softmax widens the map from values to outputs, as in Mixhead A. "
             "Masks and biases are added to the mixed scores, so a −∞ is never mixed."
         ),
-        use_if="scores need a higher rank with the same heads",
+        advice="Use it if scores need a higher rank with the same heads.",
     ),
     "score-mixing": Page(
         notes=(
             "The first half of talking heads: Σ_j L[j, i] Q_j K_jᵀ has rank min(d, h·d_k), and values stay each head's "
             "own. Masks and biases are added to the mixed scores, so a −∞ is never mixed. Its control is `score-gain`."
         ),
-        use_if="small heads limit the scores, and you want the cheapest repair that was measured",
+        advice="Use it if small heads limit the scores: it is the cheapest repair that was measured here.",
     ),
     "tpa": Page(
         notes=(
@@ -336,7 +336,7 @@ PAGES: dict[str, Page] = {
             "and keys. A token caches the factors. The projections have no bias. Counted with r = 2 (`--rank`) and r_q "
             "= 6 (`--query-rank`), the defaults."
         ),
-        use_if="both parameters and cache must be small",
+        advice="Use it if both parameters and cache must be small.",
     ),
     "xsa": Page(
         notes=(
@@ -344,7 +344,7 @@ PAGES: dict[str, Page] = {
             "carries. At first it equals `mha`. Cross attention has no own value: with an encoder and a decoder, add "
             "`--attention-sites encoder,decoder`."
         ),
-        use_if="attention should carry only what the position does not have itself",
+        advice="Use it if attention should carry only what the position does not have itself.",
     ),
     "low-rank-embeddings": Page(
         notes=(
@@ -352,7 +352,7 @@ PAGES: dict[str, Page] = {
             "any attention. A full embedding has V·d parameters. With --embed-kernel K, a position reads the last K tokens by a convolution, "
             "with K·r·d parameters instead of r·d. Its rank is K·r at most. These are the paper's equations 2 and 4, with a stride of one token."
         ),
-        use_if="the vocabulary is large and depth matters more than width",
+        advice="Use it if the vocabulary is large and depth matters more than width.",
     ),
 }
 """The page of each method, by its name."""

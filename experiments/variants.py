@@ -326,13 +326,8 @@ def results_table(name: str, rows: list[dict]) -> str:
         seeds = "one" if row["seeds"] == 1 else str(row["seeds"])
         lines.append([row["setting"], row["value"], *([row["mha"]] if name != "mha" else []), row["control"], seeds])
     table = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
-    notes = "Mean ± standard deviation over seeds; errors of known matrices: geometric mean (least to greatest).\n"
-    notes += "The best control has the best mean of all [controls](../evidence/method.md#terms) that were run with these seeds.\n"
-    if any(row["seeds"] == 1 for row in rows):
-        notes += (
-            "A row with one seed says little: two runs of one function differ by 0.99 BLEU "
-            "(stock fairseq and `mha`, `python -m experiments tables real-text`).\n"
-        )
+    one_seed = " A row with one seed says little." if any(row["seeds"] == 1 for row in rows) else ""
+    notes = f"[How to read it](README.md#measurements).{one_seed}\n"
     return f"{notes}\n{table}"
 
 
@@ -362,11 +357,11 @@ def costs(variant: Method) -> dict[str, str]:
 
 
 def class_of(variant: Method) -> str:
-    """Return the class of a variant with the test that proves it."""
+    """Return the class of a variant."""
     if variant.kind is None:
         return "not classified"
     limit = f" {PAGES[variant.name].kind_limit}".rstrip()
-    return f"{variant.kind}{limit} (`{CLASS_TESTS[variant.kind]}`)"
+    return f"{variant.kind}{limit}"
 
 
 def page(name: str, results: Path = RESULTS, read: Callable[[Path], list[dict]] = read_lines) -> str:
@@ -398,7 +393,7 @@ def _described(name: str, results: Path, read: Callable[[Path], list[dict]]) -> 
         f"| Flags | {flags(variant)} |\n{further_flags(variant)}"
         f"| Code | {files} |\n"
         f"| Paper | {citations(variant)} |\n\n"
-        f"{PAGES[name].notes} Use it if {PAGES[name].use_if}.\n\n## Measured here\n\n{table}"
+        f"{PAGES[name].advice} {PAGES[name].notes.strip()}\n\n## Measured here\n\n{table}"
     )
 
 
@@ -410,11 +405,11 @@ def index() -> str:
         for cost in (costs(variant),)
     )
     reasons = "".join(
-        f"| [{name}]({PAGES[name].on or name}.md) | {PAGES[name].use_if} |\n"
+        f"| [{name}]({PAGES[name].on or name}.md) | {PAGES[name].advice} |\n"
         for name, variant in variants().items()
         if variant.preset
     )
-    classes = "".join(f"- **{name}**: {meaning}.\n" for name, meaning in CLASSES.items())
+    classes = "".join(f"- **{name}**: {meaning} (`{CLASS_TESTS[name]}`).\n" for name, meaning in CLASSES.items())
     return (
         "# Methods\n\n"
         "Each method has a page with its formula, costs, flags, code, paper and our measurements. "
@@ -425,10 +420,13 @@ def index() -> str:
         f"- n is the greatest length, counted with {POSITIONS}.\n"
         "- r is a rank or the size of a latent, r_q the rank of queries.\n"
         "- D is the size of queries and keys that heads share.\n- b is the number of ranges of distances, counted with 32.\n- e is the number of rotary features of `mla`, counted with 0.\n- m is the number of second layers of the dense Synthesizer: h, or `--synthesizer-heads`.\n\n"
-        "[Evidence](../evidence.md) puts the measurements in context.\n\n"
+        "## Measurements\n\n"
+        "A page has mean ± standard deviation over seeds; for errors of known matrices, the geometric mean and its range. "
+        "The best control has the best mean of all [controls](../evidence/method.md#terms) that were run with these seeds. "
+        "Two runs of one function differ by up to 0.99 BLEU. [Evidence](../evidence.md) puts the measurements in context.\n\n"
         "## What a method can add\n\n"
         "Compared with plain attention of the same heads and head size, each method belongs to one class.\n"
-        "A test in [tests/attention/test_class.py](../../tests/attention/test_class.py) proves it. The column has the name of the test.\n\n"
+        "A test in [tests/attention/test_class.py](../../tests/attention/test_class.py) proves it.\n\n"
         f"{classes}\n"
         "Two cells need an explanation. `mla` is restricted only without its norm, because the norm depends on the input. "
         "`diff` is OV because its factor depends on the query. With a constant factor it equals plain attention of twice the heads "
@@ -436,8 +434,7 @@ def index() -> str:
         "| method | | class | parameters | counted | cached per token |\n| --- | --- | --- | --- | --- | --- |\n"
         f"{rows}\n"
         "## When to use a method\n\n"
-        "It says what a method is for and promises no lead. Its page has what was measured.\n\n"
-        f"| `--attention` | use it if … |\n| --- | --- |\n{reasons}"
+        f"| `--attention` | advice |\n| --- | --- |\n{reasons}"
     )
 
 

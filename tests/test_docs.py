@@ -40,7 +40,7 @@ def commands(page: str) -> list[list[str]]:
 
 @pytest.mark.parametrize(
     ("page", "count"),
-    [("README.md", 2), ("docs/translation.md", 2), ("docs/bert.md", 4), ("docs/language-models.md", 9)],
+    [("README.md", 2), ("docs/translation.md", 4), ("docs/bert.md", 4), ("docs/language-models.md", 9)],
 )
 def test_fairseq_accepts_every_command_of_a_page(page, count):
     found = commands(page)

@@ -28,7 +28,7 @@ def class_tests():
 
 def test_every_method_has_a_text_for_its_page():
     assert TEXTS.keys() == VARIANTS.keys(), "write the text in experiments/pages.py"
-    assert all(text.notes and not text.use_if.endswith(".") for text in TEXTS.values())
+    assert all(text.notes and text.advice.endswith(".") for text in TEXTS.values())
 
 
 def test_a_method_without_a_page_is_described_on_another_one():
