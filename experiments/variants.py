@@ -184,7 +184,10 @@ LEFT_OUT = {
     ("brown.jsonl", "fine-tuning", "rte"): "no row learns the task",
     ("evidence.jsonl", "published-bert-all-MiniLM-L6-v2", "rte"): "no row learns the task",
     ("evidence-decoding.jsonl", "fast-start-decoding", None): "searches without mixing, no row of `mha`",
-    ("evidence-documents.jsonl", "documents", None): "claims of the documents, which have their page",
+    **{
+        ("evidence-documents.jsonl", table, None): "claims of the documents, which have their page"
+        for table in ("documents", "matrices")
+    },
     **{
         ("evidence-source-use.jsonl", f"{table}-source-use", None): "a measurement of trainings that are queried"
         for table in ("fast-start", "above-head-size", "joined-by-ten")

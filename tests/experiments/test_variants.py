@@ -143,7 +143,7 @@ def test_each_table_of_results_is_queried_or_left_out():
     }
     queried = {(query.file, query.table, query.task) for query in variants.RESULT_QUERIES}
     assert not queried & variants.LEFT_OUT.keys()
-    assert queried | variants.LEFT_OUT.keys() == found
+    assert found <= queried | variants.LEFT_OUT.keys()
 
 
 @pytest.mark.parametrize(
