@@ -96,13 +96,6 @@ class Operation(nn.Module):
         )
         return attention(call, layer.backend)[0]
 
-    def of_joint(self, x: Tensor) -> Tensor:
-        """The same of queries, keys and values side by side, ``[T, B, 3 · H · D]``, and heads side by side."""
-        layer = self.layer
-        heads = layer.heads if isinstance(layer, FusedAttention) else layer.num_heads
-        q, k, v = x.unflatten(-1, (3, heads, -1)).permute(2, 1, 3, 0, 4)
-        return self(q, k, v).permute(2, 0, 1, 3).flatten(2)
-
 
 class FlexSigsoftmax(FusedAttention):
     """The same around PyTorch's FlexAttention with sigsoftmax: exp(s) σ(s) is the exponential of s + log σ(s)."""
@@ -146,7 +139,7 @@ def build(name: str, options: argparse.Namespace, length: int) -> Layer:
         call = lambda module, x: module(x, x, x, attn_mask=CAUSAL, need_weights=False)[0]  # noqa: E731
     if options.operation:
         module = Operation(module)
-        call = Operation.of_joint if options.glue else Operation.__call__
+        call = Operation.__call__
     module.to(options.device, options.torch_dtype).train(options.direction == "training")
     return Layer(module, call, held)
 
@@ -242,7 +235,7 @@ class Layer:
         """Seconds of the forward pass, and of the backward pass, and whether a GPU waited for the host."""
         training = options.direction == "training"
         leaves = [*inputs, *self.module.parameters()]
-        watch = measure.Stopwatch(options.device, options.clock, by_host=options.glue)
+        watch = measure.Stopwatch(options.device, options.clock)
         watch.mark()
         with torch.set_grad_enabled(training):
             output = self.call(self.module, *inputs)
@@ -278,14 +271,15 @@ def at_length(options: argparse.Namespace, length: int, failed: dict[str, str] |
     def drawn(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).to(options.device, options.torch_dtype)
 
-    if options.operation and not options.glue:
+    if options.operation:
         shape = length, batch, options.heads, options.embed_dim // options.heads
         *inputs, cotangent = (drawn(*shape).permute(1, 2, 0, 3) for _ in range(4))
     else:
-        inputs = [drawn(length, batch, (3 if options.operation else 1) * options.embed_dim)]
+        inputs = [drawn(length, batch, options.embed_dim)]
         cotangent = drawn(length, batch, options.embed_dim)
     for tensor in inputs:
         tensor.requires_grad_(training)
+    failed |= {name: reason for name in options.layers if name not in PEERS and (reason := refusal(name, options))}
     layers = {name: build(name, options, length) for name in options.layers if name not in failed}
     layers = tried(layers, lambda layer: layer.step(inputs, cotangent, options), failed)
     runs = {name: lambda layer=layer: layer.step(inputs, cotangent, options) for name, layer in layers.items()}
@@ -307,6 +301,8 @@ def at_length(options: argparse.Namespace, length: int, failed: dict[str, str] |
             {
                 "layer": name,
                 "kernel": layers[name].kernel,
+                "heads": options.heads,
+                "head_dim": options.head_dim or options.embed_dim // options.heads,
                 "length": length,
                 "batch": batch,
                 "milliseconds": round(median * 1e3, 3),
@@ -382,16 +378,17 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--embed-dim", type=int, default=512)
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--head-dim", type=int, help="head size of our layers (default: embed-dim / heads)")
+    parser.add_argument(
+        "--shapes",
+        nargs="+",
+        type=measure.shape,
+        metavar="HxD",
+        help="heads and their size in place of --heads, --embed-dim; a layer that has no such shape is left out there",
+    )
     parser.add_argument("--dtype", default="float32", choices=("float32", "float64", "bfloat16", "float16"))
     parser.add_argument("--device", default="cpu")
     parser.add_argument(
         "--operation", action="store_true", help="without projections, of sdpa and layers of plain ones"
-    )
-    parser.add_argument(
-        "--glue",
-        action="store_true",
-        help="with --operation, as it was timed up to 2026-11: queries, keys and values are parts of one leaf, and the time is the"
-        " host's; it holds about 1 ms of copies and Python on a GPU",
     )
     parser.add_argument("--direction", default="training", choices=("training", "forward"))
     parser.add_argument("--dropout", type=float, default=0.0, help="attention dropout of every layer")
@@ -408,8 +405,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     possible -= set() if options.device.startswith("cuda") else {"sdpa-flash", "sdpa-cudnn"}
     options.layers = options.layers or [name for name in PEERS if name in possible] + default_layers(options)
     options.layers = list(dict.fromkeys(with_kernels([*options.baseline, *options.layers])))
-    if options.glue and not options.operation:
-        parser.error("--glue has no effect without --operation")
     for name in options.layers:
         if name in PEERS and name not in installed:
             parser.error(
@@ -417,58 +412,58 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
             )
         if name == FLEX and not flexible:
             parser.error(f"{FLEX} has no dropout, and on the CPU no backward pass: --dropout 0 --direction forward")
-        if name not in PEERS and (reason := refusal(name, options)):
+        if name not in PEERS and not options.shapes and (reason := refusal(name, options)):
             parser.error(f"layer {name!r}: {reason} (or a peer: {', '.join(PEERS)})")
-        if options.operation and not has_operation(name, options):
+        if options.operation and not options.shapes and not has_operation(name, options):
             parser.error(f"--operation knows {', '.join(SDPA)}, {FLEX} and layers of plain projections, not {name!r}")
     return options
+
+
+def table(results: list[dict]) -> str:
+    rows = [
+        (
+            " ".join(filter(None, (LABELS.get(r["layer"], r["layer"]), r["kernel"]))),
+            f"{r['milliseconds']:.2f}",
+            "{:.2f} to {:.2f}".format(*r["quartiles"]),
+            f"{r['forward_milliseconds']:.2f}",
+            f"{r['picoseconds_per_score']:.1f}",
+            r["ratio"],
+            f"{r['peak_mebibytes']:.1f}",
+            r["memory_ratio"],
+            r["late"],
+        )
+        for r in results
+    ]
+    base = results[0]["baseline"] if results else None
+    header = ("layer", "ms", "quartiles", "forward", "ps a score", f"× {base}", "peak MiB", f"memory × {base}", "late")
+    return measure.table(rows, header)
 
 
 def main() -> int:
     options = parse()
     logging.disable(logging.INFO)  # fairseq switches every library's messages on
+    names = "embed_dim heads head_dim dtype device operation direction dropout rounds clock baseline"
+    settings = {name: getattr(options, name) for name in names.split()}
     results: list[dict] = []
     failed: dict[str, str] = {}
-    for length in options.lengths:
-        found = at_length(options, length, failed)
-        results += found
-        batch = max(1, options.tokens // length)
-        print(f"\nn {length}, batch {batch}, {options.direction}, dropout {options.dropout:g}")
-        rows = [
-            (
-                " ".join(filter(None, (LABELS.get(r["layer"], r["layer"]), r["kernel"]))),
-                f"{r['milliseconds']:.2f}",
-                "{:.2f} to {:.2f}".format(*r["quartiles"]),
-                f"{r['forward_milliseconds']:.2f}",
-                f"{r['picoseconds_per_score']:.1f}",
-                r["ratio"],
-                f"{r['peak_mebibytes']:.1f}",
-                r["memory_ratio"],
-                r["late"],
+    for heads, size in options.shapes or [(options.heads, options.embed_dim // options.heads)]:
+        options.heads, options.embed_dim = heads, heads * size
+        refused: dict[str, str] = {}
+        for length in options.lengths:
+            found = at_length(options, length, refused)
+            results += found
+            batch = max(1, options.tokens // length)
+            print(
+                f"\n{heads} heads of {size}, n {length}, batch {batch}, {options.direction}, dropout {options.dropout:g}"
             )
-            for r in found
-        ]
-        base = found[0]["baseline"] if found else None
-        header = (
-            "layer",
-            "ms",
-            "quartiles",
-            "forward",
-            "ps a score",
-            f"× {base}",
-            "peak MiB",
-            f"memory × {base}",
-            "late",
+            print(table(found), flush=True)
+        failed |= {f"{name}, {heads} heads of {size}": reason for name, reason in refused.items()}
+        measure.write(
+            options.output,
+            {"machine": measure.machine(options.device), "settings": settings, "results": results, "failed": failed},
         )
-        print(measure.table(rows, header), flush=True)
     for name, reason in failed.items():
-        print(f"{name} does not run: {reason}")
-    names = "embed_dim heads head_dim dtype device operation glue direction dropout rounds clock baseline"
-    settings = {name: getattr(options, name) for name in names.split()}
-    measure.write(
-        options.output,
-        {"machine": measure.machine(options.device), "settings": settings, "results": results, "failed": failed},
-    )
+        print(f"{name}: does not run: {reason}")
     if options.picture and results:
         picture(results, options.picture, settings)
     return 1 if failed else 0

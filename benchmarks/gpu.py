@@ -1,4 +1,4 @@
-"""What one command of benchmarks/gpu.sh measured, in one file, next to the goals that were set.
+"""What benchmarks/gpu.sh measured, in one file, next to the goals that were set.
 
 python benchmarks/gpu.py FOLDER FILE.json    gathers the results in FOLDER; the goals are printed, and written too
 """
@@ -37,54 +37,41 @@ def gathered(parts: Path) -> dict:
 
 
 def goals(found: dict) -> Iterator[Goal]:
-    """Bfloat16, causal, heads of 64, forward and backward; ratios are to the faster of flash attention and cuDNN."""
-    operation = _results(found, "operation")
-    checked = [row for name in found if name.startswith("values-") for row in _results(found, name)]
-    layers = [row["layer"] for name in ("operation", "glue") for row in _results(found, name)]
-    backends = [layer.partition("@")[2] for layer in layers if layer.startswith("mixhead-a@")]
-    for backend in dict.fromkeys((*backends, *(row["backend"] for row in checked))):
-        a, b = f"mixhead-a@{backend}", f"mixhead-b@{backend}"
-        own = [row for row in checked if row["backend"] == backend]
-        wrong = sum(not (row.get("right") and row["same_bits"]) for row in own)
-        yield Goal(f"{backend}: wrong values, or other bits in a second run", 0, wrong if own else None)
-        yield Goal(f"{a}, attend alone, n 8192: ps a score", 2.2, _attend(found, backend))
+    """In bfloat16, causal, forward and backward, attention alone; ratios are to the faster of flash attention and cuDNN.
+
+    The older set of kernels can go when the first two are met.
+    """
+    checked = [row for name in found if name.startswith(("values-", "kinds-")) for row in _results(found, name)]
+    own = [row for row in checked if row["backend"] == "tiled" and "refused" not in row]
+    wrong = sum(not (row.get("right") and row["same_bits"]) for row in own)
+    yield Goal("tiled: wrong values, or other bits in a second run", 0, wrong if own else None)
+    timed = {(row["layer"], *_shape(row)): row for name in ("operation", "others") for row in _results(found, name)}
+    pairs = [(row, timed.get((layer.replace("@tiled", "@triton"), *shape))) for (layer, *shape), row in timed.items() if layer.endswith("@tiled")]  # fmt: skip
+    slower = sum(other is not None and row["milliseconds"] >= other["milliseconds"] for row, other in pairs)
+    yield Goal("tiled: shapes and lengths where triton is as fast or faster", 0, slower if pairs else None)
+    attend = {"backend": "tiled", "kernel": "attend", "variant": "", "length": 8192, "heads": 16}
+    passes = [row for row in _results(found, "passes") if attend.items() <= row.items()]
+    alone = next((row["picoseconds_per_score"] for row in passes if "picoseconds_per_score" in row), None)
+    yield Goal("16 heads of 64, mixhead-a, attend alone, n 8192: ps a score", 2.2, alone)
+    for layer, goal in (("mixhead-a", 8.0), ("mixhead-b", 10.0)):
         for length in (2048, 8192):
-            yield Goal(f"{a}, n {length}: ps a score", 8.0, _one(operation, a, length, "picoseconds_per_score"))
-        for length, goal in ((2048, 3.5), (8192, 4.5)):
-            yield Goal(f"{a}, n {length}: time by the fastest SDPA's", goal, _one(operation, a, length, "ratio"))
-        for length, goal in ((2048, 2.2), (8192, 3.0), (32768, 4.0)):
-            measured = _one(_results(found, "glue"), a, length, "ratio")
-            yield Goal(f"{a}, n {length}: the same with glue, as published before", goal, measured)
-        pairs = (
-            (f"{b} by mixhead-a", 1.2, ("operation", b), ("operation", a)),
-            (f"{a} with 8 heads by 16, per score", 1.0, ("heads-8", a), ("operation", a)),
-            (f"{a} with dropout 0.1 by none", 1.4, ("dropout", a), ("operation", a)),
-        )
-        for name, goal, *places in pairs:
-            taken, base = (_one(_results(found, file), layer, 2048, "picoseconds_per_score") for file, layer in places)
-            yield Goal(f"{name}, n 2048: time", goal, taken and base and taken / base)
-        memory = [row["memory_ratio"] for row in operation if row["layer"] in (a, b) and row["memory_ratio"]]
-        yield Goal(f"mixhead-a and -b@{backend}, every n: memory by SDPA's", 1.3, max(memory, default=None))
-    for row in _results(found, "training"):
-        if row["row"].startswith("mixhead-") and not row["row"].endswith("@blocked"):
-            name = f"training with {row['row']}, n 512: tokens a second by mha's"
-            yield Goal(name, 0.85, row["ratio"], least=True)
+            row = timed.get((f"{layer}@tiled", 16, 64, length), {})
+            yield Goal(f"16 heads of 64, {layer}, n {length}: ps a score", goal, row.get("picoseconds_per_score"))
+    for length, goal in ((2048, 3.5), (8192, 4.5)):
+        row = timed.get(("mixhead-a@tiled", 16, 64, length), {})
+        yield Goal(f"16 heads of 64, mixhead-a, n {length}: time by the fastest SDPA's", goal, row.get("ratio"))
+    memory = [row["memory_ratio"] for row, _ in pairs if row["memory_ratio"]]
+    yield Goal("tiled: memory by SDPA's", 1.3, max(memory, default=None))
+    trained = next((row["ratio"] for row in _results(found, "training") if row["row"] == "mixhead-a@tiled"), None)
+    yield Goal("training with mixhead-a, n 512: tokens a second by mha's", 0.85, trained, least=True)
+
+
+def _shape(row: dict) -> tuple[int, int, int]:
+    return row["heads"], row["head_dim"], row["length"]
 
 
 def _results(found: dict, name: str) -> list[dict]:
     return found.get(name, {}).get("results", [])
-
-
-def _one(results: list[dict], layer: str, length: int, key: str) -> float | None:
-    return next((one[key] for one in results if (one["layer"], one["length"]) == (layer, length)), None)
-
-
-def _attend(found: dict, backend: str) -> float | None:
-    """Picoseconds a score of the pass that mixes, of 16 heads, as a backend launches it."""
-    place = {"backend": backend, "composition": "mixhead-a", "heads": 16, "length": 8192}
-    wanted = place | {"kernel": "attend", "variant": ""}
-    rows = [row for row in _results(found, "passes") if wanted.items() <= row.items()]
-    return next((row["picoseconds_per_score"] for row in rows if "picoseconds_per_score" in row), None)
 
 
 def table(some: list[Goal]) -> str:

@@ -86,6 +86,14 @@ def new_file(*endings: str) -> Callable[[str], Path]:
     return file
 
 
+def shape(text: str) -> tuple[int, int]:
+    """For argparse: heads and their size."""
+    heads, _, size = text.partition("x")
+    if not (heads.isdecimal() and size.isdecimal() and int(heads) and int(size)):
+        raise argparse.ArgumentTypeError(f"{text}: expected heads and their size, such as 16x64")
+    return int(heads), int(size)
+
+
 def alternate(
     runs: dict[str, Callable[[], object]], rounds: int, label: str = "", clock: str = "elapsed"
 ) -> dict[str, list[float]]:
@@ -132,16 +140,13 @@ class Stopwatch:
     Args:
         device: where the work is done.
         clock: one of :data:`CLOCKS`, of the host.
-        by_host: read that clock for a GPU too. Then times hold all that the host does.
     """
 
-    def __init__(self, device: str, clock: str = "elapsed", by_host: bool = False) -> None:
-        self.by_events, self.waits = device.startswith("cuda") and not by_host, device.startswith("cuda")
+    def __init__(self, device: str, clock: str = "elapsed") -> None:
+        self.by_events = device.startswith("cuda")
         self.clock, self.marks = CLOCKS[clock], []
         if self.by_events:
             _occupy(device)
-        elif self.waits:
-            torch.cuda.synchronize()
 
     def mark(self) -> None:
         if self.by_events:
@@ -153,9 +158,6 @@ class Stopwatch:
     def laps(self) -> tuple[list[float], bool]:
         """Seconds between the marks, and whether the GPU began before all was queued."""
         if not self.by_events:
-            if self.waits:
-                torch.cuda.synchronize()
-                self.marks[-1] = self.clock()
             return [end - start for start, end in pairwise(self.marks)], False
         late = self.marks[0].query()
         torch.cuda.synchronize()

@@ -39,7 +39,7 @@ from fairseq_lowrank.ops import (
     StaticMixing,
     attention,
 )
-from fairseq_lowrank.ops.attention import selfcheck
+from fairseq_lowrank.ops.attention import auto, selfcheck
 from fairseq_lowrank.ops.attention.launch import Kernel, Launch
 
 LAUNCHES: dict[str, type[Launch]] = selfcheck.LAUNCHES
@@ -56,23 +56,29 @@ SHORT = 100
 
 
 def problem(
-    composition: str, heads: int, length: int, options: argparse.Namespace, padded: bool = False
+    composition: str, shape: tuple[int, int], length: int, options: argparse.Namespace, padded: bool = False
 ) -> AttentionCall:
-    """A random causal call whose tensors lie in memory as a layer projects them; M is near the identity."""
+    """A random causal call whose tensors lie in memory as a layer projects them; M is near the identity.
+
+    As in a layer, one M has the dtype of the layer, and matrices of queries are in float32.
+    """
+    heads, head_dim = shape
     generator = torch.Generator().manual_seed(0)
     batch = max(1, options.tokens // length)
     dtype, device = getattr(torch, options.dtype), options.device
 
     def projected() -> Tensor:
-        drawn = torch.randn(length, batch, heads, options.head_dim, generator=generator)
+        drawn = torch.randn(length, batch, heads, head_dim, generator=generator)
         return drawn.to(device, dtype).permute(1, 2, 0, 3).requires_grad_()
 
     def mixing(rule: type[HeadMixing] | None) -> HeadMixing | None:
         if rule is None:
             return None
-        shape = (batch, length, heads, heads) if rule is PositionwiseMixing else (heads, heads)
-        weight = torch.eye(heads) + 0.3 * torch.randn(shape, generator=generator)
-        return rule(weight.to(device).requires_grad_())  # type: ignore[call-arg]
+        by_query = rule is PositionwiseMixing
+        sizes = (batch, length, heads, heads) if by_query else (heads, heads)
+        weight = torch.eye(heads) + 0.3 * torch.randn(sizes, generator=generator)
+        weight = weight.to(device, torch.float32 if by_query else dtype)
+        return rule(weight.requires_grad_())  # type: ignore[call-arg]
 
     before, after, activation = COMPOSITIONS[composition]
     padding = None
@@ -101,11 +107,11 @@ def computed(call: AttentionCall, backend: str, cotangent: Tensor) -> dict[str, 
 def values(options: argparse.Namespace) -> list[dict]:
     """Relative errors of each backend against the formula in float64, and whether a second run gives the same bits."""
     rows = []
-    cases = [(SHORT, False), (SHORT, True), *((length, False) for length in options.lengths)]
+    cases = [*((length, False) for length in options.lengths), (SHORT, True)]
     cases = list(dict.fromkeys((min(length, options.longest or length), padded) for length, padded in cases))
-    every = list(itertools.product(options.compositions, options.heads, cases))
-    for composition, heads, (length, padded) in every[options.part[0] :: options.part[1]]:
-        call = problem(composition, heads, length, options, padded)
+    every = list(itertools.product(options.compositions, cases, options.shapes))
+    for composition, (length, padded), shape in every[options.part[0] :: options.part[1]]:
+        call = problem(composition, shape, length, options, padded)
         exact = call.map_tensors(
             lambda tensor: tensor.detach().double().requires_grad_() if tensor.is_floating_point() else tensor
         )
@@ -114,7 +120,10 @@ def values(options: argparse.Namespace) -> list[dict]:
         if options.device.startswith("cuda"):
             torch.cuda.empty_cache()  # scores in float64, which other workers need room for
         for backend in options.backends:
-            row = {"backend": backend, "composition": composition, "heads": heads, "length": length, "padded": padded}
+            row = {"backend": backend, "composition": composition, **named(shape), "length": length, "padded": padded}
+            if (refused := auto.BACKENDS[backend].unsupported_reason(call)) is not None:
+                rows.append(row | {"refused": refused})
+                continue
             try:
                 found, again = (computed(call, backend, cotangent) for _ in range(2))
             except (RuntimeError, ValueError, RuntimeWarning) as error:
@@ -127,15 +136,20 @@ def values(options: argparse.Namespace) -> list[dict]:
             bits = all(torch.equal(found[name], again[name]) for name in found)
             right = max(errors.values()) <= selfcheck.TOLERANCE[call.v.dtype]
             rows.append(row | {"errors": errors, "same_bits": bits, "right": right})
-    header = ("backend", "composition", "heads", "n", "padded", "largest error", "of", "same bits")
+        save(options, rows)
+    header = ("backend", "composition", "heads", "size", "n", "padded", "largest error", "of", "same bits")
     cells = []
     for row in rows:
         largest = max(row.get("errors", {"": float("nan")}).items(), key=lambda item: item[1])
-        name = row.get("failed", largest[0])
-        place = (row["backend"], row["composition"], row["heads"], row["length"], row["padded"])
+        name = row.get("failed", row.get("refused", largest[0]))
+        place = (row["backend"], row["composition"], row["heads"], row["head_dim"], row["length"], row["padded"])
         cells.append((*place, f"{largest[1]:.4f}", name, row.get("same_bits")))
     print(measure.table(cells, header))
     return rows
+
+
+def named(shape: tuple[int, int]) -> dict[str, int]:
+    return {"heads": shape[0], "head_dim": shape[1]}
 
 
 def reason(error: Exception) -> str:
@@ -203,12 +217,12 @@ def times(options: argparse.Namespace) -> list[dict]:
     """Milliseconds, and picoseconds and clocks a score, of each pass and each variant of it."""
     results: list[dict] = []
     known = 0
-    for backend, composition, heads, length in itertools.product(
-        options.backends, options.compositions, options.heads, options.lengths
+    for backend, composition, shape, length in itertools.product(
+        options.backends, options.compositions, options.shapes, options.lengths
     ):
-        call = problem(composition, heads, length, options)
+        call = problem(composition, shape, length, options)
         batch = call.v.size(0)
-        place = {"backend": backend, "composition": composition, "heads": heads, "length": length, "batch": batch}
+        place = {"backend": backend, "composition": composition, **named(shape), "length": length, "batch": batch}
         some: dict[tuple[str, str], Kernel] = {}
         for (variant, launch), same_row in itertools.product(launch_variants(backend), (False, True)):
             if (same_row and variant) or ((same_row or variant) and not options.variants):
@@ -236,7 +250,7 @@ def times(options: argparse.Namespace) -> list[dict]:
             runs[key] = partial(_timed, kernel, options)
             some[key] = compiled  # type: ignore[assignment]
         found = measure.take_turns(runs, options.rounds) if options.rounds else {}
-        scores = batch * heads * length * (length + 1) // 2
+        scores = batch * shape[0] * length * (length + 1) // 2
         for key, rounds in found.items():
             seconds = measure.quartiles([laps[0] for laps, _ in rounds])
             results.append(
@@ -253,9 +267,22 @@ def times(options: argparse.Namespace) -> list[dict]:
     cells = []
     for row in results:
         median = f"{row['milliseconds'][1]:.3f}" if "milliseconds" in row else row["failed"]
-        place = (row["backend"], row["composition"], row["heads"], row["length"], row["kernel"], row["variant"])
+        place = (row["backend"], row["composition"], row["heads"], row["head_dim"], row["length"])
+        place = (*place, row["kernel"], row["variant"])
         cells.append((*place, median, row.get("picoseconds_per_score"), row.get("registers"), row.get("spills")))
-    header = ("backend", "composition", "heads", "n", "pass", "variant", "ms", "ps a score", "registers", "spills")
+    header = (
+        "backend",
+        "composition",
+        "heads",
+        "size",
+        "n",
+        "pass",
+        "variant",
+        "ms",
+        "ps a score",
+        "registers",
+        "spills",
+    )
     print(measure.table(cells, header))
     return results
 
@@ -311,8 +338,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--backends", nargs="+", choices=LAUNCHES, default=[one for one in OWN_KERNELS if one in LAUNCHES]
     )
     parser.add_argument("--compositions", nargs="+", choices=COMPOSITIONS, default=list(COMPOSITIONS))
-    parser.add_argument("--heads", nargs="+", type=int, default=[16, 8], metavar="H")
-    parser.add_argument("--head-dim", type=int, default=64)
+    parser.add_argument(
+        "--shapes",
+        nargs="+",
+        type=measure.shape,
+        default=[(16, 64), (8, 64)],
+        metavar="HxD",
+        help="heads and their size",
+    )
     parser.add_argument("--lengths", nargs="+", type=int, default=[2048], metavar="N")
     parser.add_argument("--longest", type=int, help="cut every length of values to this, for a trial")
     parser.add_argument("--tokens", type=int, default=16384, help="tokens in a batch; it holds at least one sequence")
@@ -338,12 +371,18 @@ def _part(text: str) -> tuple[int, int]:
     return int(part), int(parts)
 
 
+def save(options: argparse.Namespace, rows: list[dict]) -> None:
+    """Write what there is: a step that runs out of its time leaves the rows before."""
+    settings = {name: value for name, value in vars(options).items() if name != "output"}
+    measure.write(options.output, {"machine": measure.machine(options.device), "settings": settings, "results": rows})
+
+
 def main() -> int:
     options = parse()
     rows = {"values": values, "times": times, "constants": constants}[options.what](options)
-    settings = {name: value for name, value in vars(options).items() if name != "output"}
-    measure.write(options.output, {"machine": measure.machine(options.device), "settings": settings, "results": rows})
-    return 1 if options.what == "values" and not all(row.get("right") and row["same_bits"] for row in rows) else 0
+    save(options, rows)
+    checked = [row for row in rows if "refused" not in row]
+    return 1 if options.what == "values" and not all(row.get("right") and row["same_bits"] for row in checked) else 0
 
 
 if __name__ == "__main__":

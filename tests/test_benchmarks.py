@@ -1,6 +1,8 @@
 """The benchmarks: files are refused before anything is measured, and the baseline is fairseq as it is without us."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 import warnings
@@ -13,6 +15,7 @@ import torch.nn.functional as F
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 import attention
+import gpu
 import measure
 import transformers_layers
 
@@ -56,20 +59,16 @@ def test_a_layer_is_named_by_its_preset_and_axes(capsys):
 def test_the_operation_alone_is_that_of_the_layer():
     names = ["sdpa-flash", "mixhead-a", "mixhead-b", "talking-heads+sigsoftmax", "mha@blocked"]
     small = ["--embed-dim", "8", "--heads", "2", "--baseline", "sdpa", "--layers", *names, "--operation"]
-    options, with_glue = attention.parse(small), attention.parse([*small, "--glue"])
+    options = attention.parse(small)
     q, k, v = torch.randn(3, 5, 3, 2, 4, generator=torch.Generator().manual_seed(0)).transpose(2, 3).transpose(1, 3)
     expected = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    joint = torch.stack([q, k, v], dim=-2).permute(2, 0, 3, 1, 4).flatten(2)
     for name in ("sdpa", *names):
-        layer, glued = (attention.build(name, some, 5) for some in (options, with_glue))
+        layer = attention.build(name, options, 5)
         found = layer.call(layer.module, q, k, v)
         if name.startswith("talking"):
             assert (found - expected).abs().max() > 1e-3
         else:  # mixing starts as the unit matrix
             torch.testing.assert_close(found, expected)
-        torch.testing.assert_close(
-            glued.call(glued.module, joint).unflatten(2, (2, 4)).permute(1, 2, 0, 3).shape, found.shape
-        )
 
 
 def test_kernels_that_leave_the_call_to_another_backend_are_not_timed(monkeypatch):
@@ -85,7 +84,79 @@ def test_kernels_that_leave_the_call_to_another_backend_are_not_timed(monkeypatc
     assert list(failed) == ["mha"]
 
 
+def test_goals_are_read_from_what_was_measured(tmp_path):
+    def result(layer, length, time, ratio, memory=1.0, heads=16):
+        measured = {"picoseconds_per_score": time, "milliseconds": time, "ratio": ratio, "memory_ratio": memory}
+        return {"layer": layer, "heads": heads, "head_dim": 64, "length": length} | measured
+
+    a, b = "mixhead-a@tiled", "mixhead-b@tiled"
+    checked = {"backend": "tiled", "same_bits": True}
+    attend = {"backend": "tiled", "composition": "mixhead-a", "heads": 16, "length": 8192, "kernel": "attend"}
+    results = {
+        "operation": [
+            *(result(a, 2048, 7.0, 3.6), result(a, 8192, 9.0, 4.4, 1.4), result("mixhead-a@triton", 8192, 25.0, 9.0)),
+            *(result(a, 2048, 7.0, 2.0, heads=12), result("mixhead-a@triton", 2048, 6.0, 2.0, heads=12)),
+        ],
+        "others": [result(b, 2048, 7.7, 4.0)],
+        "passes": [
+            attend | {"variant": name, "picoseconds_per_score": time} for name, time in (("one row", 1), ("", 2.5))
+        ],
+        "training": [{"row": row, "ratio": ratio} for row, ratio in (("mha", 1.0), (a, 0.8), (b, 0.2))],
+        "values-0": [checked | {"right": True}, {"backend": "tiled", "refused": "mixing of 32 heads of 128"}],
+        "kinds-1": [checked | {"right": False}, {"backend": "tiled", "failed": "OutOfMemoryError"}],
+    }
+    for name, rows in results.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps({"results": rows}))
+    (tmp_path / "steps").write_text("values\t0\t50\npasses\t124\t60\n")
+    found = gpu.gathered(tmp_path)
+    assert found["steps"][1] == {"name": "passes", "status": 124, "seconds": 60}
+    goals = {goal.name: (goal.measured, goal.met) for goal in gpu.goals(found)}
+    of = "16 heads of 64, mixhead-"
+    assert goals == {
+        "tiled: wrong values, or other bits in a second run": (2, False),
+        "tiled: shapes and lengths where triton is as fast or faster": (1, False),
+        f"{of}a, attend alone, n 8192: ps a score": (2.5, False),
+        f"{of}a, n 2048: ps a score": (7.0, True),
+        f"{of}a, n 8192: ps a score": (9.0, False),
+        f"{of}b, n 2048: ps a score": (7.7, True),
+        f"{of}b, n 8192: ps a score": (None, None),
+        f"{of}a, n 2048: time by the fastest SDPA's": (3.6, False),
+        f"{of}a, n 8192: time by the fastest SDPA's": (4.4, True),
+        "tiled: memory by SDPA's": (1.4, False),
+        "training with mixhead-a, n 512: tokens a second by mha's": (0.8, False),
+    }
+    assert "not measured" in gpu.table(list(gpu.goals(found)))
+
+
+def test_all_measurements_of_a_gpu_end_within_eight_minutes():
+    """The limits of the steps, and the seconds after which a step that does not end is killed."""
+    script = (BENCHMARKS / "gpu.sh").read_text()
+    limits = [int(seconds) for seconds in re.findall(r"^(?:step|parallel) \S+ (\d+) ", script, re.MULTILINE)]
+    kill = int(re.search(r"timeout -k (\d+) ", script)[1])
+    assert len(limits) == 8 and sum(limits) + kill * len(limits) < 8 * 60
+
+
 @pytest.mark.usefixtures("quick_starts")
+def test_measurements_of_a_gpu_run_on_a_cpu(tmp_path):
+    """Each step ends, its results are in the file, and the kernels are right."""
+    pytest.importorskip("triton", "3.3")
+    command = [BENCHMARKS / "gpu.sh", tmp_path]
+    run = subprocess.run(command, env=os.environ | {"DEVICE": "cpu"}, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
+    found = json.loads((tmp_path / "gpu-sets.json").read_text())
+    steps = ["values", "kinds", "operation", "others", "training", "layer", "compile", "passes"]
+    assert [step["name"] for step in found["steps"]] == steps
+    files = [*(f"{name}-0" for name in steps[:2]), *steps[2:6], "passes"]
+    assert all(found[name]["results"] for name in files)
+    assert {row["backend"] for row in found["values-0"]["results"] if row["right"]} == {"tiled", "triton"}
+    assert {row["layer"] for row in found["operation"]["results"]} == {
+        "sdpa-flash",
+        "mixhead-a@tiled",
+        "mixhead-a@triton",
+    }
+    assert found["goals"][0]["met"]
+
+
 @pytest.mark.usefixtures("quick_starts")
 def test_generation_is_compared_with_fairseq_in_a_process_without_this_package(
     translation_data, fairseq_command, tmp_path
