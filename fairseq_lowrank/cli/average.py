@@ -41,6 +41,7 @@ def average(paths: Sequence[str]) -> dict:
     from omegaconf import OmegaConf
 
     from fairseq_lowrank.progress import tracked
+    from fairseq_lowrank.repairs import dictionaries
     from fairseq_lowrank.tools.fairseq.checkpoints import load_state
 
     for index, path in enumerate(tracked(paths, "averaging", "checkpoints")):
@@ -53,6 +54,7 @@ def average(paths: Sequence[str]) -> dict:
                 for part, tensors in parts(state).items()
             }
             continue
+        dictionaries.check_checkpoints(paths[0], result, path, state)
         other = model_kind(state)
         for name in [*kind, *(name for name in other if name not in kind)]:
             if kind.get(name, "missing") != other.get(name, "missing"):

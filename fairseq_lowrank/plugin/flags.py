@@ -74,8 +74,17 @@ EMBED_KERNEL: Flag = (
     "language models: embed each position by a convolution over the last K tokens, which multiplies the embedding's rank by up to K "
     "(vocabulary bottleneck paper, equations 2 and 4; default: none)",
 )
+TRAINING_FLAGS: dict[str, Flag] = {
+    "embeddings_by_word": (
+        str,
+        {"metavar": "FOLDER", "nargs": "?", "const": "own"},
+        "with --finetune-from-model and another dictionary: give each word its own embedding. FOLDER has the dictionaries of a "
+        "checkpoint of an older version, which has none itself",
+    ),
+}
+"""The flags of a training that a model's configuration records."""
 MODEL_FLAGS: dict[str, Flag] = {}
-"""The flags of attention and those of the embedding."""
+"""The flags of attention, of the embedding and of a training."""
 
 
 def read_registry() -> bool:
@@ -104,7 +113,7 @@ def read_registry() -> bool:
     }
     for table, content in (
         (FLAGS, flags),
-        (MODEL_FLAGS, flags | {"embed_rank": EMBED_RANK, "embed_kernel": EMBED_KERNEL}),
+        (MODEL_FLAGS, flags | {"embed_rank": EMBED_RANK, "embed_kernel": EMBED_KERNEL} | TRAINING_FLAGS),
     ):
         table.clear()
         table.update(content)

@@ -14,6 +14,7 @@ from fairseq.file_io import PathManager
 
 from fairseq_lowrank.attention import states
 from fairseq_lowrank.messages import StateDictMismatch
+from fairseq_lowrank.repairs import dictionaries
 
 COMPONENTS = {"encoder": models.FairseqEncoder, "decoder": models.FairseqDecoder}
 
@@ -87,6 +88,8 @@ def load_component_with_metadata(load_component: Callable) -> Callable:
             {name[len(kind) + 1 :]: value for name, value in values.items() if name.startswith(kind)}
             for values in (whole, getattr(whole, "_metadata", {}))
         )
+        if origin := getattr(whole, "_metadata", {}).get("", {}).get(dictionaries.ENTRY):
+            dictionaries.check({kind: component.dictionary} if component.dictionary else {}, origin)
         with explain_mismatch(component):
             component.load_state_dict(StateDictWithMetadata(part, metadata), strict=strict)
         return component

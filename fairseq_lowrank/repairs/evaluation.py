@@ -3,8 +3,12 @@
 import argparse
 import functools
 import logging
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from fairseq.data import Dictionary
+from torch import Tensor
 
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.repairs.arguments import CommandLine
@@ -60,10 +64,14 @@ class Evaluation:
     Attributes:
         stock_multiple: ``--required-batch-size-multiple`` before it was set to 1; 1 if no sentence would be left out.
         chooses_blocks: True if fairseq-eval-lm has no ``--tokens-per-sample`` and has not loaded its model yet.
+        program: the command.
+        unknown: tokens, and unknown words among them, by their side.
     """
 
     stock_multiple: int = 1
     chooses_blocks: bool = False
+    program: Program | None = None
+    unknown: Counter = field(default_factory=Counter)
 
 
 CURRENT = Evaluation()
@@ -75,6 +83,7 @@ CURRENT = Evaluation()
 def batches_of_any_size(args: argparse.Namespace, line: CommandLine) -> None:
     """Set ``--required-batch-size-multiple`` to 1 in the arguments of commands that evaluate."""
     program = program_of(args)
+    CURRENT.program, CURRENT.unknown = program, Counter()
     if program is Program.TRAIN:
         CURRENT.stock_multiple = 1
     elif hasattr(args, "required_batch_size_multiple"):  # fairseq-validate parses twice, once without this flag
@@ -136,6 +145,84 @@ def announce_validation(get_valid_iterator: Callable) -> Callable:
         return iterator
 
     return get_announced_iterator
+
+
+# --- unknown words
+
+SHARE = 0.01
+"""The share of unknown words from which on a line says so."""
+
+
+def _count(side: str, tokens: Tensor | None, dictionary: Dictionary) -> None:
+    if tokens is not None:
+        CURRENT.unknown[side, "all"] += int(tokens.ne(dictionary.pad()).sum())
+        CURRENT.unknown[side, "unknown"] += int(tokens.eq(dictionary.unk()).sum())
+
+
+def _announce_unknown_words() -> None:
+    for side in ("source", "reference", "text"):
+        unknown, tokens = CURRENT.unknown[side, "unknown"], CURRENT.unknown[side, "all"]
+        if unknown > SHARE * tokens:
+            logger.warning(
+                f"{unknown / tokens:.1%} of the tokens of the {side} are <unk>, words that no dictionary has"
+            )
+    CURRENT.unknown.clear()
+
+
+def count_unknown_words(step: Callable) -> Callable:
+    """Wrap ``FairseqTask.inference_step``: fairseq-generate counts unknown words of sources and references."""
+
+    @functools.wraps(step)
+    def inference_step(self, generator, models, sample, *args, **kwargs):
+        if CURRENT.program is Program.GENERATE and self.source_dictionary and self.target_dictionary:
+            _count("source", sample["net_input"].get("src_tokens"), self.source_dictionary)
+            _count("reference", sample.get("target"), self.target_dictionary)
+        return step(self, generator, models, sample, *args, **kwargs)
+
+    return inference_step
+
+
+def count_unknown_targets(generate: Callable) -> Callable:
+    """Wrap ``SequenceScorer.generate``: fairseq-eval-lm counts unknown words of its text."""
+
+    @functools.wraps(generate)
+    def generate_counted(self, models, sample, **kwargs):
+        if CURRENT.program is Program.EVAL_LM:
+            _count("text", sample.get("target"), self.tgt_dict)
+        return generate(self, models, sample, **kwargs)
+
+    return generate_counted
+
+
+def announce_unknown_words_with_score(build: Callable) -> Callable:
+    """Wrap ``build_scorer``: a line before the score says how many words are unknown."""
+
+    @functools.wraps(build)
+    def build_scorer(choice, tgt_dict):
+        scorer = build(choice, tgt_dict)
+        result = scorer.result_string
+
+        def result_string(*args):
+            _announce_unknown_words()
+            return result(*args)
+
+        scorer.result_string = result_string
+        return scorer
+
+    return build_scorer
+
+
+def announce_unknown_words_at_end(call_main: Callable) -> Callable:
+    """Wrap ``call_main``: a line after the perplexity of fairseq-eval-lm says how many words are unknown."""
+
+    @functools.wraps(call_main)
+    def call_and_announce(cfg, main, **kwargs):
+        try:
+            return call_main(cfg, main, **kwargs)
+        finally:
+            _announce_unknown_words()
+
+    return call_and_announce
 
 
 # --- every block

@@ -8,6 +8,7 @@ from fairseq_lowrank.repairs import (
     checkpoints,
     commands,
     continuing,
+    dictionaries,
     evaluation,
     literals,
     loading,
@@ -311,6 +312,32 @@ PATCHES: tuple[Patch, ...] = (
         },
         "fairseq-eval-lm leaves out blocks that are too long, and with several workers mixes up their contexts.",
         "fairseq-eval-lm refuses blocks that it cannot use",
+    ),
+    *group(
+        "fix",
+        "other-dictionaries",
+        {
+            "fairseq.data.Dictionary.load": dictionaries.keep_file_of_dictionary,
+            "fairseq.trainer.Trainer.state_dict": dictionaries.save_dictionaries,
+            "fairseq.checkpoint_utils.load_checkpoint_to_cpu": dictionaries.remember_dictionaries,
+            f"{MODEL}.load_state_dict": dictionaries.refuse_other_dictionaries,
+            "fairseq.trainer.Trainer.load_checkpoint": dictionaries.name_other_dictionary,
+            "fairseq.sequence_generator.SequenceGenerator.__init__": dictionaries.refuse_other_language_model,
+        },
+        "A checkpoint has no dictionary, so data of another one gives other words to a model, and no error.",
+        "fairseq saves dictionaries in checkpoints and compares them",
+    ),
+    *group(
+        "fix",
+        "unknown-words",
+        {
+            "fairseq.tasks.fairseq_task.FairseqTask.inference_step": evaluation.count_unknown_words,
+            "fairseq.sequence_scorer.SequenceScorer.generate": evaluation.count_unknown_targets,
+            "fairseq.scoring.build_scorer": evaluation.announce_unknown_words_with_score,
+            "fairseq.distributed.utils.call_main": evaluation.announce_unknown_words_at_end,
+        },
+        "Text of another subword model or language has many unknown words, and neither BLEU nor perplexity says so.",
+        "fairseq prints the share of unknown words next to a score",
     ),
     # --- optional: changes what a stock training does or reports
     *group(
