@@ -188,7 +188,7 @@ def count_unknown_targets(generate: Callable) -> Callable:
     @functools.wraps(generate)
     def generate_counted(self, models, sample, **kwargs):
         if CURRENT.program is Program.EVAL_LM:
-            _count("text", sample.get("target"), self.tgt_dict)
+            _count("text", sample.get("target"), models[0].decoder.dictionary)
         return generate(self, models, sample, **kwargs)
 
     return generate_counted
