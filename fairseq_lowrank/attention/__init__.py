@@ -4,7 +4,7 @@ import fairseq_lowrank.methods  # noqa: F401  registers the methods
 from fairseq_lowrank.attention.build import build_attention
 from fairseq_lowrank.attention.core import CoreAttention, build_core
 from fairseq_lowrank.attention.decoding import DecodingCache
-from fairseq_lowrank.attention.groups import muon_split, parameter_groups
+from fairseq_lowrank.attention.groups import muon_split, parameter_groups, train_only
 from fairseq_lowrank.attention.layer import MultiheadAttention
 from fairseq_lowrank.attention.masks import CAUSAL, Hidden, PackedDocuments, Prefix, SlidingWindow, Visible
 from fairseq_lowrank.attention.replace import replace_attention
@@ -46,5 +46,6 @@ __all__ = [
     "register",
     "replace_attention",
     "shard_parts",
+    "train_only",
     "whole_state_dict",
 ]

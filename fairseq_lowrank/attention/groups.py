@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
+
 from torch import nn
 
+from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.parts import LayerPart, NoDecayModule
 
 
@@ -66,6 +69,40 @@ def muon_split(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]
         if w.dim() == 2 and w.requires_grad and id(w) not in apart and 16 <= w.size(0) <= 8 * w.size(1)
     }
     return [*muon.values()], [p for p in model.parameters() if p.requires_grad and id(p) not in muon]
+
+
+def train_only(model: nn.Module, which: str) -> list[str]:
+    """Let some parameters of a model train and freeze all others, and return the names of those that train.
+
+    A tensor with several names, such as a shared embedding, trains if all of them are chosen. An optimizer must be built after
+    this, from the trainable parameters.
+
+    Args:
+        model: a model with layers of this package.
+        which: ``mixing`` (all parts: mixing, gains, head maps and gates), ``encoder``, ``decoder``, or a pattern of names, such as
+            ``*.self_attn.*``.
+
+    Raises:
+        UserError: no parameter is chosen.
+    """
+    parts = _of_modules(model, LayerPart)
+    pattern = f"{which}.*" if which in ("encoder", "decoder") else which
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    chosen = []
+    for name, parameter in model.named_parameters():
+        every = names[id(parameter)]
+        trains = id(parameter) in parts if which == "mixing" else all(fnmatchcase(each, pattern) for each in every)
+        parameter.requires_grad_(trains)
+        chosen += [name] * trains
+    if not chosen:
+        example = next(iter(names.values()), ["nothing"])[0]
+        raise UserError(
+            f"train only {which!r}: the model has no such parameter. Use mixing, encoder, decoder or a pattern of names such as "
+            f"{example}."
+        )
+    return chosen
 
 
 def _of_modules(model: nn.Module, kind: type[nn.Module]) -> dict[int, nn.Parameter]:

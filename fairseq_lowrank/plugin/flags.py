@@ -75,6 +75,12 @@ EMBED_KERNEL: Flag = (
     "(vocabulary bottleneck paper, equations 2 and 4; default: none)",
 )
 TRAINING_FLAGS: dict[str, Flag] = {
+    "train_only": (
+        str,
+        {"metavar": "WHICH"},
+        "train some parameters and leave all others as they are: mixing (with gains, head maps and gates), encoder, decoder, or a "
+        "pattern of names such as '*.self_attn.*' (default: all)",
+    ),
     "embeddings_by_word": (
         str,
         {"metavar": "FOLDER", "nargs": "?", "const": "own"},

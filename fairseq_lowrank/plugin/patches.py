@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fairseq_lowrank.plugin import attention, command_line, criterions, flags, optimizers, states
+from fairseq_lowrank.plugin import attention, command_line, criterions, flags, optimizers, states, training
 from fairseq_lowrank.repairs import arguments
 from fairseq_lowrank.repairs.patch import Patch, group
 from fairseq_lowrank.repairs.patches import MODEL, PARSER
@@ -98,6 +98,13 @@ PATCHES: tuple[Patch, ...] = (
         },
         "With --ddp-backend legacy_ddp, workers add up the gradients of parts in float32 in the precision of the first parameter.",
         "fairseq adds up gradients in their own dtype",
+    ),
+    *group(
+        "attention",
+        "train-only",
+        {"fairseq.trainer.Trainer.__init__": training.train_chosen_parameters},
+        "--train-only freezes parameters before the optimizer collects them.",
+        "fairseq has a flag for the parameters that train",
     ),
     *group(
         "attention",
