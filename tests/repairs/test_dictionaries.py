@@ -101,7 +101,7 @@ def test_training_refuses_other_data(flag, trained, others, refusal, tmp_path):
 
 @pytest.mark.parametrize(
     "words",
-    ["translate CKPT", "measure CKPT", "inspect CKPT", "spectrum CKPT", "export CKPT O --to transformers"],
+    ["translate CKPT", "measure CKPT", "inspect CKPT", "export CKPT O --to transformers"],
 )
 def test_our_commands_refuse_other_data(words, trained, others, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
