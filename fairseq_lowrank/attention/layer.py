@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -242,28 +243,21 @@ class MultiheadAttention(TorchMHACompat, PartsOwner):
         Raises:
             ValueError: tensors or masks that do not fit this layer.
         """
-        if self._made_on_meta and isinstance(query, Tensor) and not query.is_meta:
-            self._check_values()
-        check_tensors(self.config, query, key, value)
         children: dict[str, Any] = self._modules  # a quick way to what nn.Module finds last among its attributes
-        check_dtype(query, "query", children.get("q_proj"))
-        if key is not query and key is not None:
-            check_dtype(key, "key", children.get("k_proj"))
-        if value is not key and value is not None:
-            check_dtype(value, "value", children.get("v_proj"))
+        self._check_inputs(children, query, key, value)
         if self.batch_first:
             query, key, value = transposed(query, key, value)
         hidden_keys, key_bias = split_key_padding(key_padding_mask)
         if key is not None and incremental_state is None:
             check_layout(self.config, query, key, hidden_keys, attn_mask, beams=self.beam_size > 1)
         need_weights = need_weights or need_head_weights
-        filled = self.core.filled(self)
-        steps = filled.steps
         if key_bias is not None and incremental_state is not None:
             raise ValueError(
                 "a float key_padding_mask with incremental_state: what it adds is not cached. Use a bool mask, or attn_mask."
             )
 
+        filled = self.core.filled(self)
+        steps = filled.steps
         # Cached states: the tensors from which keys and values are made, with those of earlier steps.
         cache = self._key_value_states(steps, key, value, hidden_keys, incremental_state)
         states, key_padding_mask = cache.tensors, cache.padding
@@ -281,48 +275,64 @@ class MultiheadAttention(TorchMHACompat, PartsOwner):
         if is_causal and attn_mask is None:
             attn_mask = CAUSAL
         mask = attention_mask(attn_mask, key_padding_mask, (key_batch, self.num_heads, queries, keys), key_bias)
-        states, mask = self._finished_mask(states, mask, beam)
+        shows_padding = not (need_weights or before_softmax or self.outputs_at_padding)
+        states, mask = self._finished_mask(states, mask, beam, shows_padding)
         check = mask.additive is not None or isinstance(attn_mask, AttentionMask)
         if before_softmax:
             scores, values = self._scores(filled, q, states, mask, context, check)
             if incremental_state is not None:
                 self.cache.set(incremental_state, cache)
             return split_beams(scores, beam).flatten(0, 1), values.flatten(0, 1)
-        leaves_padding = self.self_attention and not (need_weights or self.outputs_at_padding)
-        if leaves_padding and mask.key_padding is not None and mask.sees_no_later_key:
-            # Queries at real positions see none of the padding to their right.
-            mask = mask.replace(key_padding=None) if is_right_padding(mask.key_padding) else mask
 
         # Core attention, and the output projection.
         dropout_p = self._dropout_p(children["dropout_module"])
         call = self._call(filled, q, states, mask, dropout_p=dropout_p, need_weights=need_weights)
-        query_padding = None
-        if key_padding_mask is not None and not self.encoder_decoder_attention:
-            query_padding = key_padding_mask[:, -queries:]
-
-        def finish(call: AttentionCall, heads: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
-            if self.regulariser is not None:
-                heads = self.regulariser(RegularizerInput(self, call, heads, query_padding))
-            heads = self.projection.finalize_heads(self, heads, call)
-            return self._of_all_heads(heads), None if weights is None else self._of_all_heads(weights)
-
+        finish = functools.partial(self._finish_heads, key_padding_mask, queries)
         heads, weights = self.core.run(self, filled, call, context, self.backend, check=check, finish=finish)
         output = children["out_proj"](merge_heads(heads if beam == 1 else split_beams(heads, beam)))
         if incremental_state is not None:  # after the last error that a call can raise, so that it can be repeated
             self.cache.set(incremental_state, cache)
         if self.batch_first:
             output = output.transpose(0, 1)
-        if weights is None:
-            return output, None
-        weights = split_beams(weights, beam)
-        if need_head_weights:
-            return output, weights.transpose(0, 1)
-        return output, weights.mean(dim=1) if average_attn_weights else weights
+        if weights is not None:
+            weights = split_beams(weights, beam)
+            weights = weights.transpose(0, 1) if need_head_weights else weights
+            weights = weights.mean(dim=1) if average_attn_weights and not need_head_weights else weights
+        return output, weights
+
+    def _check_inputs(self, children: dict[str, Any], query: Tensor, key: Tensor | None, value: Tensor | None) -> None:
+        """Check that the layer has values, and that it takes tensors of these sizes and dtypes.
+
+        Raises:
+            ValueError: it has none, or it does not.
+        """
+        if self._made_on_meta and isinstance(query, Tensor) and not query.is_meta:
+            self._check_values()
+        check_tensors(self.config, query, key, value)
+        check_dtype(query, "query", children.get("q_proj"))
+        if key is not query and key is not None:
+            check_dtype(key, "key", children.get("k_proj"))
+        if value is not key and value is not None:
+            check_dtype(value, "value", children.get("v_proj"))
+
+    def _finish_heads(
+        self, padding: Tensor | None, queries: int, call: AttentionCall, heads: Tensor, weights: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return heads and weights of a call as the regulariser and the projection leave them, for all heads."""
+        if self.regulariser is not None:
+            padding = None if padding is None or self.encoder_decoder_attention else padding[:, -queries:]
+            heads = self.regulariser(RegularizerInput(self, call, heads, padding))
+        heads = self.projection.finalize_heads(self, heads, call)
+        return self._of_all_heads(heads), None if weights is None else self._of_all_heads(weights)
 
     def _finished_mask(
-        self, states: KeyValueStates, mask: AttentionMask, beam: int
+        self, states: KeyValueStates, mask: AttentionMask, beam: int, shows_padding: bool
     ) -> tuple[KeyValueStates, AttentionMask]:
-        """Return states and mask with appended keys, for the queries of ``beam`` hypotheses."""
+        """Return states and mask with appended keys, for the queries of ``beam`` hypotheses.
+
+        Args:
+            shows_padding: padding may see padding, as nobody reads its outputs.
+        """
         if mask.counts_queries and self.encoder_decoder_attention:
             raise ValueError(
                 "attn_mask of a rule or of documents in cross attention: queries have no position among the keys. Use a mask "
@@ -332,6 +342,9 @@ class MultiheadAttention(TorchMHACompat, PartsOwner):
             mask = mask.repeat_heads(self.num_heads, self.config.queries_per_head)
         if self.config.has_appended_keys:
             states, mask = append_keys(states, mask, (self.bias_k, self.bias_v), self.add_zero_attn)
+        if shows_padding and self.self_attention and mask.key_padding is not None and mask.sees_no_later_key:
+            # Queries at real positions see none of the padding to their right.
+            mask = mask.replace(key_padding=None) if is_right_padding(mask.key_padding) else mask
         return states, mask.repeat_queries(beam) if beam > 1 else mask
 
     def _scores(

@@ -98,24 +98,14 @@ def attention_forward(
     Raises:
         UserError: the model passes something that is not computed here.
     """
-    if unknown := [name for name, given in others.items() if given is not None and name not in _USED_ELSEWHERE]:
-        raise UserError(
-            f"{type(module).__name__} passes {unknown[0]} to its attention, which is not computed here. "
-            'Call apply_attention(model, "mha"), and then model.set_attn_implementation("sdpa"), to use it without mixing.'
-        )
+    _check_arguments(module, others)
     added, receivers = added_to(module), receivers_of(module)
-    causal = added.causal if is_causal is None else is_causal
-    causal = bool(getattr(module, "is_causal", True) if causal is None else causal)
-    causal = causal and attention_mask is None and query.size(2) > 1
+    causal = attention_mask is None and query.size(2) > 1 and _is_causal(module, added.causal, is_causal)
     if attention_mask is not None and attention_mask.dtype == torch.bool:
         attention_mask = ~attention_mask
-    filled = added.core.filled(module)
     _check_parts(module, query)
     _check_heads(module, added.core.config, query, key, value)
-    # The first tokens in an empty static cache: later slots hold nothing yet.
-    start: int | Tensor | None = 0 if causal else None
-    if not causal and filled.reads_positions and key.size(2) != query.size(2):
-        start = first_position(module, query.size(2), key.size(2))
+    filled = added.core.filled(module)
     try:
         heads, weights = added.core.attend(
             module,
@@ -125,7 +115,7 @@ def attention_forward(
             AttentionMask(causal=causal, additive=attention_mask),
             inputs=inputs_of(module) if filled.reads_inputs else None,
             mixing_queries=mixing_queries_of(module, query),
-            query_start=start,
+            query_start=0 if causal else _query_start(module, filled.reads_positions, query, key),
             scale=scaling,
             score_bias=position_bias,
             score_cap=softcap,
@@ -141,6 +131,35 @@ def attention_forward(
         for receive in receivers:
             receive(weights)
     return heads.transpose(1, 2).contiguous(), None if weights is None else weights.to(query.dtype)
+
+
+def _is_causal(module: nn.Module, chosen: bool | None, given: bool | None) -> bool:
+    """Return True if a call without a mask is causal: as the model says, or as it was found, or as its flag says."""
+    causal = chosen if given is None else given
+    return bool(getattr(module, "is_causal", True) if causal is None else causal)
+
+
+def _query_start(module: nn.Module, is_read: bool, query: Tensor, key: Tensor) -> int | Tensor | None:
+    """Return the number of keys before the first query, if a part reads it and a cache has more keys than queries.
+
+    A causal call without a mask has the first tokens of an empty static cache, whose later slots hold nothing yet.
+    """
+    if not is_read or key.size(2) == query.size(2):
+        return None
+    return first_position(module, query.size(2), key.size(2))
+
+
+def _check_arguments(module: nn.Module, others: dict[str, Any]) -> None:
+    """Check that a model passes nothing that is not computed here.
+
+    Raises:
+        UserError: it does.
+    """
+    if unknown := [name for name, given in others.items() if given is not None and name not in _USED_ELSEWHERE]:
+        raise UserError(
+            f"{type(module).__name__} passes {unknown[0]} to its attention, which is not computed here. "
+            'Call apply_attention(model, "mha"), and then model.set_attn_implementation("sdpa"), to use it without mixing.'
+        )
 
 
 def _check_parts(module: nn.Module, query: Tensor) -> None:

@@ -89,7 +89,6 @@ def test_masks_of_every_kind(preset, make, inputs, device):
     by_head_masked = by_head.masked_fill(hidden_by_head, float("-inf"))
     cases = [
         (forbidden, {"hidden": forbidden}),
-        (forbidden.byte(), {"hidden": forbidden}),
         (added, {"bias": added}),
         (by_head_masked, {"bias": by_head_masked}),
         (by_head_masked.flatten(0, 1), {"bias": by_head_masked}),
