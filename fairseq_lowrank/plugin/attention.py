@@ -26,7 +26,7 @@ from omegaconf import OmegaConf, open_dict
 from torch import Tensor, nn
 
 from fairseq_lowrank.attention import CAUSAL, MultiheadAttention
-from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.messages import UserError, did_you_mean
 from fairseq_lowrank.ops import AttentionMask
 from fairseq_lowrank.ops.attention.padding import begin_pass, end_pass
 from fairseq_lowrank.plugin import foreign
@@ -213,12 +213,22 @@ def build_with_chosen_attention(
 
 
 def resolve_attention(build_model: Callable) -> Callable:
-    """Wrap ``models.build_model``, which every task calls: resolve the attention options of the model once."""
+    """Wrap ``models.build_model``, which every task calls: resolve the attention options of the model once.
+
+    Raises:
+        UserError: no plugin that is imported has the model. fairseq fails in its own message (IndexError).
+    """
 
     @functools.wraps(build_model)
     def build_with_options(cfg, task, from_checkpoint=False):
         name = getattr(cfg, "_name", None) or getattr(cfg, "arch", None)
         cls = models.ARCH_MODEL_REGISTRY.get(name) or models.MODEL_REGISTRY.get(name)
+        if cls is None and name is not None:  # of a checkpoint: the parser knows the names of --arch
+            names = {**models.ARCH_MODEL_REGISTRY, **models.MODEL_REGISTRY}
+            raise UserError(
+                f"the checkpoint's model {name!r} is not registered. Add --user-dir DIR with the folder of its plugin."
+                f"{did_you_mean(name, names)}"
+            )
         if cls is None:
             return build_model(cfg, task, from_checkpoint)
         if name in models.ARCH_CONFIG_REGISTRY and name not in models.MODEL_DATACLASS_REGISTRY:

@@ -322,3 +322,13 @@ def test_load_archive_file_writes_nothing_elsewhere(tmp_path, monkeypatch, membe
     with pytest.raises(tarfile.TarError):
         file_utils.load_archive_file(archive)
     assert not list(tmp_path.rglob("out.txt"))
+
+
+def test_model_of_another_plugin_is_named(trained, translation_data, refusal, tmp_path):
+    """fairseq fails while it formats its own message."""
+    state = load_checkpoint(trained("mixhead-a"))
+    model = state["cfg"]["model"]
+    vars(model).update(arch="their_transformer", _name="their_transformer")
+    torch.save(state, tmp_path / "theirs.pt")
+    line = refusal("generate", translation_data, "--path", tmp_path / "theirs.pt", "--cpu")
+    assert "model 'their_transformer' is not registered" in line and "--user-dir DIR" in line
