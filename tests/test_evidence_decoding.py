@@ -8,7 +8,7 @@ import torch
 
 pytest.importorskip("fairseq")
 
-from experiments.evidence import decoding
+from experiments.evidence import decoding, patterns
 from fairseq_lowrank.tools.fairseq import architecture
 from fairseq_lowrank.tools.fairseq.checkpoints import load_model, load_state
 from fairseq_lowrank.tools.reporting.results import read_results
@@ -89,3 +89,12 @@ def test_decoding_script_appends_a_line_a_search_once(run, tmp_path, monkeypatch
         f"h4-mixed{end}" for end in ("", "-decoder-self-unmixed", "-decoder-unmixed")
     ]
     assert {(line["table"], line["seed"], line["metric"]) for line in lines} == {("t-decoding", 3, "sacrebleu")}
+
+
+@pytest.mark.parametrize("run", ["mixhead-a"], indirect=True)
+def test_the_picture_of_mixing_shows_sums_of_patterns_by_m(run):
+    drawn = patterns.mixing_figure(run / "checkpoints" / "checkpoint_best.pt")
+    shown = [torch.tensor(axes.images[0].get_array()) for axes in drawn.axes if axes.images]
+    plain, matrix, mixed = torch.stack(shown[:4]), shown[4], torch.stack(shown[5:])
+    torch.testing.assert_close(plain.sum(-1), torch.ones(plain.shape[:-1]))
+    torch.testing.assert_close(mixed, torch.einsum("ij,jts->its", matrix, plain))

@@ -114,7 +114,8 @@ def mixing_figure(checkpoint: Path) -> Figure:
 
     model, task = load_model(checkpoint)
     task.load_dataset("test")
-    source = max((task.dataset("test")[index]["source"] for index in range(40)), key=len)
+    dataset = task.dataset("test")
+    source = max((dataset[index]["source"] for index in range(min(40, len(dataset)))), key=len)
     layer, seen = model.encoder.layers[0].self_attn, []
     hook = layer.register_forward_pre_hook(lambda _, args, named: seen.append(named["query"]), with_kwargs=True)
     with torch.no_grad():
@@ -122,7 +123,7 @@ def mixing_figure(checkpoint: Path) -> Figure:
         hook.remove()
         x = seen[0]
         mixed = layer(x, x, x, need_head_weights=True)[1][:, 0]
-        matrix, layer.mixing = layer.mixing.operation(x).weight, None
+        matrix, layer.mixing = layer.mixing.operation(x).weight.detach(), None
         plain = layer(x, x, x, need_head_weights=True)[1][:, 0]
     heads, top = len(plain), float(max(plain.max(), mixed.max()))
     drawn = Figure(figsize=(2.4 * (heads + 1), 5.4), layout="constrained")
