@@ -85,15 +85,6 @@ def attention_page() -> str:
         "Every criterion of `fairseq-train` takes these weights, for models with `--attention`. The training loss gets weight · R. The loss "
         "that is logged, and the choice of the best checkpoint, do not contain it.",
         _table(("flag", "meaning"), regularisers),
-        "## Methods and their axes",
-        "A method sets these axes; all others keep their defaults.",
-        _table(
-            ("method", "sets"),
-            [
-                (f"`{name}`", ", ".join(f"`{axis}={value}`" for axis, value in sets.items()) or "–")
-                for name, sets in PRESETS.items()
-            ],
-        ),
         "## `build_attention(preset, embed_dim, num_heads, …)`",
         "It returns a layer that can replace `torch.nn.MultiheadAttention`. Import it from `fairseq_lowrank.attention`.",
         _table(("argument", "default", "meaning"), rows),

@@ -93,8 +93,6 @@ class ResultQuery:
     def format_values(self, values: Sequence[float]) -> str:
         """Return mean and standard deviation; for a geometric mean, the least and the greatest value."""
         mean = format(self.mean(values), self.style)
-        if len(values) == 1:
-            return mean
         if self.geometric:
             return f"{mean} ({min(values):{self.style}} to {max(values):{self.style}})"
         return f"{mean} ± {stdev(values):{self.style}}"
@@ -285,7 +283,7 @@ def read_lines(file: Path) -> list[dict]:
 
 
 def measured(name: str, results: Path = RESULTS, read: Callable[[Path], list[dict]] = read_lines) -> list[dict]:
-    """Return a variant's rows in our results, with those of ``mha`` for the same seeds.
+    """Return a variant's rows of two seeds or more in our results, with those of ``mha`` for the same seeds.
 
     ``read`` reads a file. Each row has ``setting``, ``value``, ``mha`` (empty for `mha`, or without a common seed),
     ``control`` (the best control that has these seeds) and ``seeds``.
@@ -301,7 +299,7 @@ def measured(name: str, results: Path = RESULTS, read: Callable[[Path], list[dic
         row_of_own = query.row.format(name=name)
         own, plain = found.get(row_of_own, {}), found.get(query.row_of("mha"), {})
         seeds = [seed for seed in own if seed in plain] or list(own)
-        if not seeds:
+        if len(seeds) < 2:
             continue
         others = {
             label: [of[seed] for seed in seeds]
@@ -319,7 +317,7 @@ def measured(name: str, results: Path = RESULTS, read: Callable[[Path], list[dic
                 "seeds": len(seeds),
             }
         )
-    return sorted(rows, key=lambda row: row["seeds"] == 1)
+    return rows
 
 
 def results_table(name: str, rows: list[dict]) -> str:
@@ -327,12 +325,11 @@ def results_table(name: str, rows: list[dict]) -> str:
     columns = ["", f"`{name}`", *(["`mha`"] if name != "mha" else []), "best control", "seeds"]
     lines = [columns, ["---"] * len(columns)]
     for row in rows:
-        seeds = "one" if row["seeds"] == 1 else str(row["seeds"])
-        lines.append([row["setting"], row["value"], *([row["mha"]] if name != "mha" else []), row["control"], seeds])
+        lines.append(
+            [row["setting"], row["value"], *([row["mha"]] if name != "mha" else []), row["control"], str(row["seeds"])]
+        )
     table = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
-    one_seed = " A row with one seed says little." if any(row["seeds"] == 1 for row in rows) else ""
-    notes = f"[How to read it](README.md#measurements).{one_seed}\n"
-    return f"{notes}\n{table}"
+    return f"[How to read it](README.md#measurements)\n\n{table}"
 
 
 def citations(variant: Method) -> str:
@@ -427,7 +424,7 @@ def index() -> str:
         "## Measurements\n\n"
         "A page has mean ± standard deviation over seeds; for errors of known matrices, the geometric mean and its range. "
         "The best control has the best mean of all [controls](../evidence/method.md#terms) that were run with these seeds. "
-        "Two runs of one function differ by up to 0.99 BLEU. [Evidence](../evidence.md) puts the measurements in context.\n\n"
+        "Rows of one seed are left out: two runs of one function differ by up to 0.99 BLEU. [Evidence](../evidence.md) puts the measurements in context.\n\n"
         "## What a method can add\n\n"
         "Compared with plain attention of the same heads and head size, each method belongs to one class.\n"
         "A test in [tests/attention/test_class.py](../../tests/attention/test_class.py) proves it.\n\n"
