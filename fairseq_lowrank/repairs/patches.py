@@ -16,6 +16,7 @@ from fairseq_lowrank.repairs import (
     search,
     stack,
     stopping,
+    tokens,
     user_dir,
 )
 from fairseq_lowrank.repairs.patch import Patch, group
@@ -333,6 +334,16 @@ PATCHES: tuple[Patch, ...] = (
         },
         "A checkpoint has no dictionary, so data of another one gives other words to a model, and no error.",
         "fairseq saves dictionaries in checkpoints and compares them",
+    ),
+    *group(
+        "fix",
+        "raw-text",
+        {
+            PARSER: arguments.parsing(finish=tokens.check_raw_text),
+            "fairseq.hub_utils.GeneratorHubInterface.__init__": tokens.check_raw_text_of_programs,
+        },
+        "fairseq-interactive and from_pretrained take raw text for tokens, and give other translations.",
+        "fairseq keeps with its data how tokens were made",
     ),
     *group(
         "fix",

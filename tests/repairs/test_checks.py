@@ -1,5 +1,7 @@
 """Warnings about a command line before anything is read but dictionaries."""
 
+import json
+
 import pytest
 
 pytest.importorskip("fairseq")
@@ -74,6 +76,27 @@ def test_commands_without_bleu_of_subwords_say_nothing(warnings, parser, words):
 def test_lowest_bleu_as_the_best_is_announced(warnings, caplog, flags, said):
     warnings(options.get_training_parser(), WORDS, f"--arch transformer {flags}")
     assert ("the lowest value counts as the best" in caplog.text) is said
+
+
+@pytest.mark.parametrize(
+    ("moses", "subwords", "flags", "said"),
+    [
+        ({}, "sentencepiece", "", "was tokenised and cut into subwords of sentencepiece"),
+        (None, "subword_nmt", "--tokenizer moses", "was cut into subwords of subword_nmt"),
+        ({}, None, "--bpe characters", "was tokenised"),
+        (None, "sentencepiece", "--bpe sentencepiece", None),
+        (None, None, "", None),
+    ],
+)
+def test_raw_text_of_prepared_data_is_announced(warnings, caplog, tmp_path, moses, subwords, flags, said):
+    settings = {"source": "de", "target": "en", "moses": {"lowercase": True} if moses is not None else None}
+    (tmp_path / "text.json").write_text(json.dumps(settings | {"subwords": subwords}))
+    warnings(options.get_interactive_generation_parser(), WORDS, f"{GENERATE} {flags}")
+    lines = [text for text in caplog.messages if "For raw text, use fairseq-lowrank translate" in text]
+    assert [said in text for text in lines] == ([True] if said else [])
+    caplog.clear()
+    warnings(options.get_generation_parser(), WORDS, f"{GENERATE} --remove-bpe")
+    assert "raw text" not in caplog.text
 
 
 def test_missing_checkpoint_is_looked_for_in_the_save_folder(refusal, translation_data, tmp_path, monkeypatch):
