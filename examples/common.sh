@@ -69,6 +69,8 @@ fi
 # costs are those of one GPU, and with GPUS=8 of as many too
 if [ -n "$COST" ] && ((GPU_COUNT > 1)); then export COST_GPUS="$GPU_COUNT" GPU_COUNT=1; fi
 if ((GPU_COUNT > 0)); then PRECISION="${PRECISION---fp16}"; fi
+# One process leaves no batch out of a last update, so its lines have the patches of earlier lines.
+if ((GPU_COUNT <= 1)); then LOWRANK_ENABLE="${LOWRANK_ENABLE%,last-update}"; fi
 if [ -n "${GPUS:-}" ]; then
     export CUDA_VISIBLE_DEVICES="$(IFS=, && echo "${VISIBLE_GPUS[*]:0:GPU_COUNT}")"
 fi

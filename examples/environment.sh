@@ -13,7 +13,7 @@ if [[ "$LOWRANK_WORK" = *[,:]* ]]; then
     echo "LOWRANK_WORK=$LOWRANK_WORK: expected a folder without ',' and ':', at which fairseq splits its paths" >&2
     exit 2
 fi
-export LOWRANK_ENABLE="${LOWRANK_ENABLE-whole-validation,bf16-evaluation}" # patches of fairseq that results were made with
+export LOWRANK_ENABLE="${LOWRANK_ENABLE-whole-validation,bf16-evaluation,last-update}" # patches of fairseq that results were made with
 export PYTHONSAFEPATH=1 # what lies in the current folder is not imported
 # glibc would give the memory of every large tensor back and fetch it again page by page: 8% of the time of a CPU run.
 export GLIBC_TUNABLES="${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592}"

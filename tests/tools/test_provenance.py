@@ -43,8 +43,12 @@ def test_versions_hold_the_switched_patches(monkeypatch):
     assert found["enabled"] == "whole-validation" and "disabled" not in found
 
 
-def test_recipes_switch_on_the_patches_of_their_results(monkeypatch):
+@pytest.mark.parametrize(("gpus", "more"), [(0, ""), (1, ""), (2, ",last-update")])
+def test_recipes_switch_on_the_patches_of_their_results(monkeypatch, tmp_path, gpus, more):
+    """One process never has the fault that last-update mends, so its lines keep the patches of earlier ones."""
     monkeypatch.delenv("LOWRANK_ENABLE", raising=False)
-    shell = f"source {REPOSITORY}/examples/environment.sh; printenv LOWRANK_ENABLE"
+    for name, value in {"GPUS": gpus, "DRY_RUN": 1, "LOWRANK_WORK": tmp_path}.items():
+        monkeypatch.setenv(name, str(value))
+    shell = f"source {REPOSITORY}/examples/common.sh; printenv LOWRANK_ENABLE"
     done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "whole-validation,bf16-evaluation"
+    assert done.stdout.splitlines()[-1] == f"whole-validation,bf16-evaluation{more}"

@@ -475,6 +475,14 @@ def _notes(lines: list[dict], rows: Sequence[str]) -> tuple[str, ...]:
     # older lines have no flags of scoring
     if len(ways := {line["scoring"] or "no flags" for line in chosen if "scoring" in line}) > 1:
         notes.append(f"lines were scored in different ways: {'; '.join(sorted(ways))}")
+    made: dict[str, set[str]] = {}
+    for line in chosen:
+        if "patches" in line:  # older lines do not have them
+            names = " ".join(line["patches"].values()) or "none"
+            made.setdefault(names, set()).add(f"{line['row']} (seed {line['seed']})")
+    if len(made) > 1:
+        groups = (f"{names}: {', '.join(sorted(found))}" for names, found in sorted(made.items()))
+        notes.append(f"lines were made with different patches of fairseq: {'; '.join(groups)}")
     commits = {str(origin.get("commit") or "unknown") for line in chosen for origin in origins(line)}
     if len(commits) > 1:
         notes.append(f"lines of several commits: {', '.join(sorted(commit[:10] for commit in commits))}")

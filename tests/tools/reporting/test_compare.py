@@ -120,6 +120,18 @@ def test_lines_of_several_commits_are_said_to_be(tmp_path, capsys):
     assert "lines of several commits: 1111111111, 2222222222" in capsys.readouterr().out
 
 
+def test_lines_of_different_patches_are_said_to_be(tmp_path, capsys):
+    path = tmp_path / "a.jsonl"
+    write(path, {"a": {1: 5.0}}, patches={"LOWRANK_ENABLE": "last-update,whole-validation"})
+    write(path, {"b": {1: 4.0}}, patches={"LOWRANK_ENABLE": "whole-validation"})
+    write(path, {"c": {1: 4.0}})  # an older line
+    (row,) = compared(capsys, str(path), "--pair", "a", "b")
+    lists = "last-update,whole-validation: a (seed 1); whole-validation: b (seed 1)"
+    assert f"lines were made with different patches of fairseq: {lists}" in row["notes"]
+    (row,) = compared(capsys, str(path), "--pair", "a", "c")
+    assert not any("patches" in note for note in row["notes"])
+
+
 def test_rows_of_one_seed_from_several_processors_are_said_to_be(tmp_path, capsys):
     path = tmp_path / "a.jsonl"
     one, other = ({"cpu": cpu, "cores": 2, "threads": 1} for cpu in ("One", "Other"))
