@@ -5,9 +5,14 @@
     python benchmarks/attention.py --layers mqa gqa:key_value_heads=4 fixedhead:head_dim=128 mha:value_dim=32+sigsoftmax
     python benchmarks/attention.py --operation --device cuda --dtype bfloat16 --baseline sdpa-flash sdpa-cudnn \\
         --layers sdpa mixhead-a@kernels                          attention alone, on a GPU
+    python benchmarks/attention.py --operation --baseline sdpa --layers mha@blocked --threads 1 \\
+        --shapes 8x32 8x64 8x128 --lengths 256 384 512 768 1024  what FASTER_IN_BLOCKS of ops/attention/auto.py should say
+    python benchmarks/attention.py --operation --baseline sdpa --layers {mha,mixhead-a}@blocked{,-128,-onednn,-onednn-128} \\
+        --shapes 8x64 --lengths 512 1024 2048 4096 --threads 1   what larger blocks and other products bring, on a CPU
 
 A layer is PRESET[:AXIS=VALUE,…][+sigsoftmax][@BACKEND], such as gqa:key_value_heads=2. AXIS is a keyword of build_attention, and
-@kernels stands for each backend of our own GPU kernels. Or it is a peer:
+@kernels stands for each backend of our own GPU kernels. @blocked-128 has blocks of at least 128 queries, and @blocked-onednn and
+@blocked-onednn-128 multiply float32 by oneDNN. Or it is a peer:
 
     fairseq          its MultiheadAttention with its float causal mask
     sdpa             PyTorch's fused attention between four projections, by the kernel that PyTorch chooses
@@ -26,11 +31,13 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import logging
+import math
 import sys
 import warnings
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
+from unittest import mock
 
 import measure
 import torch
@@ -40,6 +47,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fairseq_lowrank.attention import AXES, CAUSAL, PRESETS, AttentionSpec, MultiheadAttention, build_attention
 from fairseq_lowrank.ops import BACKENDS, AttentionCall, AttentionMask, DotProduct, attention
+from fairseq_lowrank.ops.attention import blocked
+from fairseq_lowrank.ops.attention.blocks import Block, KeyGradient, Workspace
 
 FLEX = "flex-sigsoftmax"
 SDPA = {"sdpa": None, "sdpa-flash": SDPBackend.FLASH_ATTENTION, "sdpa-cudnn": SDPBackend.CUDNN_ATTENTION}
@@ -47,6 +56,8 @@ SDPA = {"sdpa": None, "sdpa-flash": SDPBackend.FLASH_ATTENTION, "sdpa-cudnn": SD
 PEERS = {"fairseq": "fairseq", **dict.fromkeys(SDPA, "torch"), FLEX: "torch", "x-transformers": "x_transformers"}
 OWN_KERNELS = [name for name in BACKENDS if name not in ("auto", "reference", "sdpa", "blocked")]
 """Backends of our own GPU kernels."""
+BLOCKS = {"blocked-128": (128, False), "blocked-onednn": (None, True), "blocked-onednn-128": (128, True)}
+"""Trials of blocks: the least queries of a block, and whether oneDNN multiplies."""
 LABELS = {"x-transformers": "x-transformers' talking heads", "talking-heads": "talking-heads (this package)"}
 """Labels of layers in tables and pictures that are not their names."""
 
@@ -97,6 +108,33 @@ class Operation(nn.Module):
         return attention(call, layer.backend)[0]
 
 
+@contextmanager
+def other_blocks(rows: int | None, onednn: bool) -> Iterator[None]:
+    """Let the backend ``blocked`` compute by a trial of :data:`BLOCKS`, in float32 on a CPU."""
+
+    def dense(matrix: Tensor) -> Tensor:  # oneDNN takes a hundred times as long for a part of a wider tensor
+        return matrix if matrix.is_contiguous() or matrix.mT.is_contiguous() else matrix.contiguous()
+
+    def product(left: Tensor, right: Tensor, scale: float, out: Tensor | None = None) -> Tensor:
+        out = left.new_empty(left.size(0), left.size(1), right.size(2)) if out is None else out
+        for one, other, result in zip(left, right, out, strict=True):
+            result.copy_(torch.ops.mkldnn._linear_pointwise(dense(one), dense(other.mT), None, "none", [], ""))
+        return out if scale == 1 else out.mul_(scale)
+
+    def add(self: KeyGradient, block: Block, rows: Tensor, weights: Tensor, scale: float = 1.0) -> None:
+        groups = self.keys.size(1)
+        part = self.total[block.batch.start * groups : block.batch.stop * groups, :, block.keys]
+        part += product(rows.mT, weights, scale)
+
+    with ExitStack() as stack:
+        if rows is not None:
+            stack.enter_context(mock.patch.object(blocked, "MIN_BLOCK_ROWS", rows))
+        if onednn:
+            stack.enter_context(mock.patch.object(Workspace, "_product", staticmethod(product)))
+            stack.enter_context(mock.patch.object(KeyGradient, "add", add))
+        yield
+
+
 class FlexSigsoftmax(FusedAttention):
     """The same around PyTorch's FlexAttention with sigsoftmax: exp(s) σ(s) is the exponential of s + log σ(s)."""
 
@@ -113,7 +151,8 @@ class FlexSigsoftmax(FusedAttention):
 
 def build(name: str, options: argparse.Namespace, length: int) -> Layer:
     """The layer of this name, with random weights."""
-    held = 0
+    held, rest, backend = 0, *name.rpartition("@")[::2]
+    name, trial = (f"{rest}@blocked", BLOCKS[backend]) if backend in BLOCKS else (name, None)
     width, heads, dropout = options.embed_dim, options.heads, options.dropout
     if name == "fairseq":
         from fairseq.modules import MultiheadAttention
@@ -141,7 +180,7 @@ def build(name: str, options: argparse.Namespace, length: int) -> Layer:
         module = Operation(module)
         call = Operation.__call__
     module.to(options.device, options.torch_dtype).train(options.direction == "training")
-    return Layer(module, call, held)
+    return Layer(module, call, held, trial)
 
 
 def ours(name: str, options: argparse.Namespace, device: str | None = None) -> MultiheadAttention:
@@ -151,6 +190,7 @@ def ours(name: str, options: argparse.Namespace, device: str | None = None) -> M
         ValueError: there is none of this name, or of these sizes.
     """
     rest, _, backend = name.partition("@")
+    backend = "blocked" if backend in BLOCKS else backend
     rest, _, activation = rest.partition("+")
     preset, _, given = rest.partition(":")
     axes = {"head_dim": options.head_dim, "activation": activation or None}
@@ -222,8 +262,10 @@ def has_operation(name: str, options: argparse.Namespace) -> bool:
 class Layer:
     """One timed step: forward, and backward to the inputs and all parameters where the direction asks for it."""
 
-    def __init__(self, module: nn.Module, call: Callable[..., Tensor], held: int) -> None:
-        self.module, self.call, self.held = module, call, held
+    def __init__(
+        self, module: nn.Module, call: Callable[..., Tensor], held: int, trial: tuple[int | None, bool] | None = None
+    ) -> None:
+        self.module, self.call, self.held, self.trial = module, call, held, trial
 
     @property
     def kernel(self) -> str:
@@ -235,15 +277,16 @@ class Layer:
         """Seconds of the forward pass, and of the backward pass, and whether a GPU waited for the host."""
         training = options.direction == "training"
         leaves = [*inputs, *self.module.parameters()]
-        watch = measure.Stopwatch(options.device, options.clock)
-        watch.mark()
-        with torch.set_grad_enabled(training):
-            output = self.call(self.module, *inputs)
-        watch.mark()
-        if training:
-            gradients = torch.autograd.grad(output, leaves, cotangent, allow_unused=True)  # noqa: F841 (held, as a training does)
+        with nullcontext() if self.trial is None else other_blocks(*self.trial):
+            watch = measure.Stopwatch(options.device, options.clock)
             watch.mark()
-        return watch.laps()
+            with torch.set_grad_enabled(training):
+                output = self.call(self.module, *inputs)
+            watch.mark()
+            if training:
+                gradients = torch.autograd.grad(output, leaves, cotangent, allow_unused=True)  # noqa: F841 (held, as a training does)
+                watch.mark()
+            return watch.laps()
 
 
 def tried(layers: dict[str, Layer], step: Callable[[Layer], object], failed: dict[str, str]) -> dict[str, Layer]:
@@ -405,6 +448,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     possible -= set() if options.device.startswith("cuda") else {"sdpa-flash", "sdpa-cudnn"}
     options.layers = options.layers or [name for name in PEERS if name in possible] + default_layers(options)
     options.layers = list(dict.fromkeys(with_kernels([*options.baseline, *options.layers])))
+    if options.shapes:
+        options.heads, size = min(options.shapes, key=math.prod)
+        options.embed_dim = options.heads * size
     for name in options.layers:
         if name in PEERS and name not in installed:
             parser.error(
@@ -412,9 +458,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
             )
         if name == FLEX and not flexible:
             parser.error(f"{FLEX} has no dropout, and on the CPU no backward pass: --dropout 0 --direction forward")
-        if name not in PEERS and not options.shapes and (reason := refusal(name, options)):
+        if name not in PEERS and (reason := refusal(name, options)):
             parser.error(f"layer {name!r}: {reason} (or a peer: {', '.join(PEERS)})")
-        if options.operation and not options.shapes and not has_operation(name, options):
+        if options.operation and not has_operation(name, options):
             parser.error(f"--operation knows {', '.join(SDPA)}, {FLEX} and layers of plain projections, not {name!r}")
     return options
 

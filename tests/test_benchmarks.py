@@ -71,6 +71,24 @@ def test_the_operation_alone_is_that_of_the_layer():
             torch.testing.assert_close(found, expected)
 
 
+def test_trials_of_blocks_compute_what_blocks_compute(monkeypatch):
+    names = [f"mixhead-a@{backend}" for backend in ("blocked", *attention.BLOCKS)]
+    options = attention.parse(["--shapes", "2x16", "--baseline", "sdpa", "--layers", *names, "--operation"])
+    tensors = torch.randn(4, 1, 2, 150, 16, generator=torch.Generator().manual_seed(0))
+    inputs, grad, found = [tensor.requires_grad_() for tensor in tensors[:3]], torch.autograd.grad, []
+
+    def noted(output, leaves, *others, **options):
+        found.append([output, *grad(output, leaves, *others, **options)])
+
+    monkeypatch.setattr(torch.autograd, "grad", noted)
+    for name in names:
+        attention.build(name, options, 150).step(inputs, tensors[3], options)
+    for trial in found[1:]:
+        for one, expected in zip(trial, found[0], strict=True):
+            torch.testing.assert_close(one, expected, rtol=1e-4, atol=1e-4)
+    assert len(found) == 4
+
+
 def test_kernels_that_leave_the_call_to_another_backend_are_not_timed(monkeypatch):
     def refused(call, backend):
         warnings.warn("the kernels cannot be used on this GPU", RuntimeWarning, stacklevel=2)
