@@ -10,8 +10,8 @@ from typing import Generic, Protocol, TypeVar
 
 from fairseq_lowrank.files import regular_file, say
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.tools.locks import locked
-from fairseq_lowrank.tools.reporting.results import check_writable, read_results
+from fairseq_lowrank.records.locks import locked
+from fairseq_lowrank.records.results import check_writable, read_results
 
 Key = tuple[str, int, bool]
 

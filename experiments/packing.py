@@ -14,8 +14,8 @@ import tarfile
 from pathlib import Path
 
 from fairseq_lowrank.files import whole_file
-from fairseq_lowrank.tools.locks import locked
-from fairseq_lowrank.tools.reporting.sentences import append_sentences, take_sentences
+from fairseq_lowrank.records.locks import locked
+from fairseq_lowrank.records.sentences import append_sentences, take_sentences
 
 ARCHIVE = "logs.tar.xz"
 

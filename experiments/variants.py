@@ -15,7 +15,7 @@ from experiments.pages import PAGES
 from fairseq_lowrank.attention import METHODS, Method, MultiheadAttention, Paper, build_attention
 from fairseq_lowrank.methods.standard import StandardProjection
 from fairseq_lowrank.parts import AXES, CLASSES, Mixing, evaluate, parts_of
-from fairseq_lowrank.tools.reporting.results import read_results
+from fairseq_lowrank.records.results import read_results
 
 PACKAGE = Path(fairseq_lowrank.__file__).parent
 RESULTS = PACKAGE.parent / "results"

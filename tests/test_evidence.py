@@ -15,12 +15,12 @@ from fairseq import models, options, utils
 from tiny_transformer import make_task
 
 from experiments.evidence import predictions
+from experiments.papers.planned import read_planned
 from fairseq_lowrank.attention import build_attention
 from fairseq_lowrank.parts import PARTS
 from fairseq_lowrank.tools import inspection
 from fairseq_lowrank.tools.fairseq import architecture
 from fairseq_lowrank.tools.fairseq.parameters import count
-from fairseq_lowrank.tools.reporting.contrasts import read_planned
 
 EVIDENCE = Path(__file__).resolve().parent.parent / "examples" / "evidence"
 PREDICTIONS = {one["id"] for group in predictions.groups() for one in group["predictions"]}

@@ -11,7 +11,6 @@ pytest.importorskip("fairseq")
 from experiments.evidence import decoding, patterns
 from fairseq_lowrank.tools.fairseq import architecture
 from fairseq_lowrank.tools.fairseq.checkpoints import load_model, load_state
-from fairseq_lowrank.tools.reporting.results import read_results
 
 SMALL = [
     *("--encoder-layers", "2", "--encoder-embed-dim", "16", "--encoder-ffn-embed-dim", "16", "--lr", "0.1"),

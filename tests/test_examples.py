@@ -18,7 +18,7 @@ from warm_python import python_of_shells
 
 from experiments.recipes import sizes
 from experiments.recipes.__main__ import main
-from fairseq_lowrank.tools.reporting.results import read_results
+from fairseq_lowrank.records.results import read_results
 
 SIZES = {
     *("--decoder-layers", "--decoder-embed-dim", "--decoder-input-dim", "--decoder-output-dim"),
@@ -219,9 +219,9 @@ def test_rows_of_an_own_comparison_are_any_methods_with_their_options(recipe):
 def test_an_own_comparison_prints_its_tables_in_a_format(recipe):
     said = recipe("own/compare.sh", FORMAT="latex", ROWS="mha mixhead-a", SEEDS="1 2").stdout
     assert len(commands(said, "fairseq-train")) == 4
-    tables = commands(said, "fairseq-lowrank")
-    assert [words[0] for words in tables] == ["report", "compare"]
-    assert all(words[-2:] == ["--format", "latex"] for words in tables)
+    [report], [compare] = commands(said, "python"), commands(said, "fairseq-lowrank")
+    assert report[:3] == ["-m", "experiments", "report"] and compare[0] == "compare"
+    assert report[-2:] == compare[-2:] == ["--format", "latex"]
     assert "FORMAT=pdf: expected latex or markdown" in recipe("own/compare.sh", FORMAT="pdf", fails=True).stdout
 
 

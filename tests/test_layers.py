@@ -2,6 +2,7 @@
 
 import ast
 import graphlib
+import subprocess
 import sys
 from pathlib import Path
 
@@ -92,6 +93,20 @@ def test_tools_that_need_a_library_are_in_its_folder(library):
     )
     files = [file for file in FILES if file.is_relative_to(tools) and not file.is_relative_to(tools / library)]
     found = {(str(file.relative_to(ROOT)), name) for file in files for name in imports(file) if below(name, *needing)}
+    assert not found
+
+
+def test_records_load_no_torch():
+    """Neither reading lines nor comparing rows does, so `compare` answers at once."""
+    modules = [f"fairseq_lowrank.records.{file.stem}" for file in (PACKAGE / "records").glob("*.py")]
+    code = (
+        f"import importlib, sys; [importlib.import_module(name) for name in {modules}]; print('torch' in sys.modules)"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    assert "fairseq_lowrank.records.results" in modules and printed == "False\n"
+    found = {
+        name for file in (PACKAGE / "records").glob("*.py") for name in imports(file) if below(name, "torch", "fairseq")
+    }
     assert not found
 
 

@@ -149,7 +149,7 @@ WITHOUT_REMEDY = {
     ("fairseq_lowrank/cli/__init__.py", "error"): "argparse's own text for flags that do not exist",
     ("fairseq_lowrank/parts/registry.py", "UserError"): "its callers pass the remedy",
     ("fairseq_lowrank/tools/fairseq/architecture.py", "UserError"): "argparse's own text",
-    ("fairseq_lowrank/tools/reporting/comparison.py", "UserError"): "the message of a line of results",
+    ("experiments/papers/comparison.py", "UserError"): "the message of a line of results",
     ("experiments/commands/representation.py", "UserError"): "its table has what is expected",
 }
 

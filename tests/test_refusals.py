@@ -221,14 +221,14 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("average nope.pt --output bare", "--output bare: is a folder"),
         ("average nope.pt --output words.de", "--output words.de: expected the name of a checkpoint"),
         ("convert nope.pt --attention mha --output words.de", "--output words.de: expected the name of a checkpoint"),
+    ],
+    EXPERIMENTS: [
         ("report", "nothing to report. Give files of results"),
         ("report nope", "nope does not exist"),
         ("report bare", "bare has no .jsonl file"),
         ("report empty.txt", "no results in empty.txt"),
         ("report wrong.jsonl", 'wrong.jsonl, line 1: seed is "1", expected a whole number'),
         ("report nope --output words.de", "--output words.de: words.de"),
-    ],
-    EXPERIMENTS: [
         ("representation --length 0", "expected at least 2"),
         ("representation --embed-dim 0", "--embed-dim 0: X needs full row rank"),
         ("representation --head-dims nope", "argument --head-dims: invalid int value"),

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What: The small BERTs of pretraining.sh, one for each method, fine-tuned on sentence polarity and RTE.
 # Table: An experiment of this project, without a paper.
-# Result: Accuracy on the test parts; `fairseq-lowrank report` gives the spread over seeds, PRR and PEoP.
+# Result: Accuracy on the test parts; `python -m experiments report` gives the spread over seeds, PRR and PEoP.
 # Time: 21 trainings, at least 0.54 hours on one H100 or 4.3 hours on 2 cores, each alone and under one seed, as COST=1 estimates.
 # Our choice: All settings. SEED is that of fine-tuning: all seeds start from one pre-training.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What: BERT-base's sizes with seven methods without biases, pre-trained, and fine-tuned on GLUE, SuperGLUE, SQuAD 1.1 and 2.0.
 # Table: MHE poster, first results table. Its 28.32M parameters are those of 12 layers, d 768 and 12 heads.
-# Result: Scores of the development parts; `fairseq-lowrank report` adds PRR and PEoP. By its values, the poster's Acc of SQuAD
+# Result: Scores of the development parts; `python -m experiments report` adds PRR and PEoP. By its values, the poster's Acc of SQuAD
 #   is F1.
 # Time: 126 trainings, about 620 hours on one H100, each alone and under one seed, as COST=1 estimates.
 # Our choice: BERT's text, lengths and updates (../settings.sh), and 2 epochs in batches of 48 for SQuAD 2.0. SuperGLUE has 10

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from fairseq_lowrank.cli._output import table
 from fairseq_lowrank.files import read_lines
-from fairseq_lowrank.tools.reporting.results import read_results
-from fairseq_lowrank.tools.reporting.scores import read_hypotheses
+from fairseq_lowrank.records.results import read_results
+from fairseq_lowrank.records.scores import read_hypotheses
 
 
 def detokenize(text: str) -> str:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What: Seven networks, trained and tested five times each, to see how far a loss moves by chance.
 # Table: Vocabulary bottleneck paper, §5: "stable up to 10^-3".
-# Result: Losses; `fairseq-lowrank report` gives mean and spread. SEED=3 runs that seed alone.
+# Result: Losses; `python -m experiments report` gives mean and spread. SEED=3 runs that seed alone.
 # Time: 35 trainings, about 875 hours on one H100, as COST=1 estimates.
 # Our choice: Which seven: three of figure 2, and four of figure 1 with 2,000 subwords, two pairs of equal size.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"

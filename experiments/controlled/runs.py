@@ -20,13 +20,14 @@ import torch
 from torch import Tensor, nn
 
 from experiments.engine import Engine, finished, refuse_dirty
+from experiments.machine import machine
+from experiments.papers.comparison import attention_flags
 from fairseq_lowrank.attention import AXES, PRESETS
 from fairseq_lowrank.files import named_if_full, whole_file
 from fairseq_lowrank.messages import UserError, flag_name
-from fairseq_lowrank.tools import provenance
-from fairseq_lowrank.tools.locks import append_whole, locked
-from fairseq_lowrank.tools.reporting.comparison import attention_flags
-from fairseq_lowrank.tools.reporting.results import append_measurement, check_writable
+from fairseq_lowrank.records import provenance
+from fairseq_lowrank.records.locks import append_whole, locked
+from fairseq_lowrank.records.results import append_measurement, check_writable
 
 PAPER = "evidence"
 SMALLEST = 1e-12
@@ -296,7 +297,7 @@ def as_line(task: ModuleType, run: Run, outcome: dict, seconds: float, commit: s
         "row": run.row,
         "seed": run.seed,
         **provenance.origin(provenance.PACKAGE, Path(__file__).parent),
-        "machine": provenance.machine(1),
+        "machine": machine(1),
         "commit": commit,
         "code": this_code(),
         "method": run.method.name,
@@ -322,11 +323,11 @@ def this_code() -> str:
 def origin_here() -> dict:
     """Return the commit, the code, the versions, the date and the processor of a measurement by this package and experiments."""
     folders = (provenance.PACKAGE, Path(__file__).parents[1])
-    return provenance.origin(*folders) | {"machine": provenance.machine(torch.get_num_threads())}
+    return provenance.origin(*folders) | {"machine": machine(torch.get_num_threads())}
 
 
 def checked_out_commit() -> str:
-    """Return the commit of the code that runs, see :func:`~fairseq_lowrank.tools.provenance.commit`."""
+    """Return the commit of the code that runs, see :func:`~fairseq_lowrank.records.provenance.commit`."""
     return provenance.commit(provenance.PACKAGE.parent)
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from fairseq_lowrank.files import say, whole_file, whole_folder
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.progress import Progress
-from fairseq_lowrank.tools import locks
+from fairseq_lowrank.records import locks
 
 DOWNLOADS = "download"  # a folder within --output
 SOURCE = "source.txt"  # within --output too: the folder that it is made from

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from experiments.evidence.lines import differences, values
-from fairseq_lowrank.tools.reporting.statistics import student
+from fairseq_lowrank.records.statistics import student
 
 
 def label(settings: Mapping[str, Sequence[float]]) -> str:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fairseq_lowrank.tools.reporting import statistics
+from fairseq_lowrank.records import statistics
 
 SEEDS, SENTENCES, SHARES = (2, 3, 5), (200,), (0.0, 0.2, 1.0, 5.0)
 DRAWS = 2000

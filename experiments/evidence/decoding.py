@@ -23,9 +23,9 @@ from experiments.recipes.commands import Commands
 from fairseq_lowrank.files import read_lines
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.progress import tracked
+from fairseq_lowrank.records.results import append_measurement
+from fairseq_lowrank.records.scores import bleu, read_hypotheses
 from fairseq_lowrank.tools.fairseq.checkpoints import configuration, load_state
-from fairseq_lowrank.tools.reporting.results import append_measurement
-from fairseq_lowrank.tools.reporting.scores import bleu, read_hypotheses
 
 CONTROLS = Path(__file__).parents[2] / "examples" / "evidence" / "controls"
 SITES = {"-decoder-self-unmixed": ("self_attn",), "-decoder-unmixed": ("self_attn", "encoder_attn")}

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from experiments.engine import finished
 from experiments.evidence import confidence
 from experiments.evidence.lines import RESULTS, differences, values
-from fairseq_lowrank.tools.reporting.statistics import equivalence_p, student
+from fairseq_lowrank.records.statistics import equivalence_p, student
 
 FILE = RESULTS / "evidence-documents.jsonl"
 RATES = ("7.5e-4", "1.5e-3", "3e-3", "6e-3", "1.2e-2", "2.4e-2", "4.8e-2")

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from fairseq_lowrank.records.statistics import student
 from fairseq_lowrank.tools import pictures
-from fairseq_lowrank.tools.reporting.statistics import student
 
 RESULTS = Path(__file__).parents[2] / "results" / "evidence.jsonl"
 ROWS = {  # the end of a row's name in the table fast-start, and its label

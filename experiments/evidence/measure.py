@@ -30,12 +30,12 @@ from experiments.controlled import matrices, nearest_point, recall
 from experiments.controlled.runs import Journal, Method, origin_here
 from experiments.engine import refuse_dirty
 from fairseq_lowrank.files import read_lines, regular_file, say, write_lines
-from fairseq_lowrank.tools.locks import locked
+from fairseq_lowrank.records.locks import locked
+from fairseq_lowrank.records.results import append_line
 from fairseq_lowrank.tools.measuring.layers import LayerSubject
 from fairseq_lowrank.tools.measuring.measurement import lower_end, measure
 from fairseq_lowrank.tools.measuring.subject import BITS, Metric
 from fairseq_lowrank.tools.measuring.verdict import TOLERANCE
-from fairseq_lowrank.tools.reporting.results import append_line
 
 ROOT = Path(__file__).parents[2]
 SEEDS = (1, 2)

@@ -14,8 +14,8 @@ from statistics import fmean
 from experiments.controlled.runs import geometric_mean
 from experiments.evidence import documents, leads, measure, published_models, slowdown
 from experiments.evidence.lines import RESULTS, ROOT, differences, lines, values
+from fairseq_lowrank.records.statistics import student
 from fairseq_lowrank.tools.measuring.verdict import TOLERANCE
-from fairseq_lowrank.tools.reporting.statistics import student
 
 PAGES = ROOT / "docs" / "evidence"
 NOTHING = "–"

@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from experiments.evidence.lines import RESULTS, differences
-from fairseq_lowrank.tools.reporting.statistics import student
+from fairseq_lowrank.records.statistics import student
 
 INTRODUCTION = """The words are those of the commit in the last column. Pages have other words for some things: *fit* is the
 training loss, *lead* and *gain* over `mha` are the same difference, and a *small* start is a half-scale start.

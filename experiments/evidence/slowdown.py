@@ -19,9 +19,9 @@ from typing import NamedTuple
 from matplotlib.figure import Figure
 
 from experiments.evidence import leads
+from fairseq_lowrank.records.logs import progress
+from fairseq_lowrank.records.statistics import holm, student
 from fairseq_lowrank.tools import pictures
-from fairseq_lowrank.tools.reporting.logs import progress
-from fairseq_lowrank.tools.reporting.statistics import holm, student
 
 LOGS = leads.RESULTS.parent / "logs.tar.xz"
 UPDATES = {"": 2000, "-equal-time": 3200, "-6000": 6000, "-9600": 9600}

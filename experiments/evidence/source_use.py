@@ -18,8 +18,8 @@ from experiments.engine import finished, refuse_dirty
 from experiments.recipes.losses import sentence_losses
 from fairseq_lowrank.cli import import_plugin
 from fairseq_lowrank.progress import tracked
+from fairseq_lowrank.records.results import append_measurement
 from fairseq_lowrank.tools.fairseq.checkpoints import load_model
-from fairseq_lowrank.tools.reporting.results import append_measurement
 
 
 def main() -> None:

@@ -21,9 +21,12 @@ from experiments.controlled import regression
 from experiments.controlled.runs import geometric_mean
 from experiments.evidence import documents, measure, pages, predictions, published_models, slowdown
 from experiments.evidence.lines import PLANNED, RESULTS, ROOT, differences, lines, values
-from fairseq_lowrank.tools.reporting import comparison, contrasts, papers
-from fairseq_lowrank.tools.reporting.statistics import equivalence_p, holm, student
-from fairseq_lowrank.tools.reporting.tables import as_markdown
+from experiments.papers import comparison
+from experiments.papers.planned import compare_planned, read_planned
+from experiments.papers.tables import as_markdown
+from experiments.papers.values import load_papers
+from fairseq_lowrank.records import contrasts
+from fairseq_lowrank.records.statistics import equivalence_p, holm, student
 
 LOSSES = {"training loss": "fit", "validation": "valid", "test": "test"}
 METHODS = r"mixhead-[ab]|gain|common-mode|column-sums|small-start|gated-head|score-mixing|score-gain|fixedhead|headmix|mhe-mul|sha|qk\d+|ffn\d+|mha"
@@ -201,7 +204,7 @@ def planned(name: str, *files: str) -> list[str]:
     recorded = [line for line in trained() if line["table"] == name]
     parts = []
     for file in files:
-        found = contrasts.compare_planned(recorded, contrasts.read_planned(PLANNED / f"{file}.json", name), draws=1)
+        found = compare_planned(recorded, read_planned(PLANNED / f"{file}.json", name), draws=1)
         cells = []
         for one in contrasts.as_rows(found):
             better = one["better"]
@@ -504,9 +507,9 @@ def bert() -> list[str]:
 
 
 def reported() -> list[str]:
-    """Return what `fairseq-lowrank report` prints of the results without planned contrasts."""
+    """Return what `python -m experiments report` prints of the results without planned contrasts."""
     found = comparison.load_results([RESULTS / "multi30k.jsonl", RESULTS / "brown.jsonl"])
-    return [as_markdown(comparison.build_report(found, papers.load_papers()), {}).strip()]
+    return [as_markdown(comparison.build_report(found, load_papers()), {}).strip()]
 
 
 MARGINS = {"sentence-polarity": 1.0, "rte": 3.0}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fairseq_lowrank.files import say
 from fairseq_lowrank.progress import INTERVAL, Progress
-from fairseq_lowrank.tools.reporting.logs import batches, progress, summary
+from fairseq_lowrank.records.logs import batches, progress, summary
 
 
 class CommandFailed(Exception):

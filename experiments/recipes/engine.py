@@ -35,10 +35,10 @@ from experiments.recipes.training import (
 )
 from fairseq_lowrank.files import read_lines, say, whole_file
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.tools import provenance
-from fairseq_lowrank.tools.reporting.logs import read_training_log
-from fairseq_lowrank.tools.reporting.results import append_result, check, check_writable
-from fairseq_lowrank.tools.reporting.schema import Origin, fields
+from fairseq_lowrank.records import provenance
+from fairseq_lowrank.records.logs import read_training_log
+from fairseq_lowrank.records.results import append_result, check, check_writable
+from fairseq_lowrank.records.schema import Origin, fields
 
 
 class RunLocked(Exception):
@@ -326,12 +326,12 @@ class RecipeEngine(Engine[Run]):
     def report(self, options: Sequence[str]) -> int:
         """Report the results of this paper next to the published values."""
         self.refuse_busy(self.runs())
-        return self.tool("report", str(self.results), "--paper", self.recipe.paper, *options)
+        return self.tool("python -m experiments report", str(self.results), "--paper", self.recipe.paper, *options)
 
     def compare(self, options: Sequence[str]) -> int:
         """Compare rows of this table."""
         table = ["--paper", self.recipe.paper, "--table", self.recipe.table]
-        return self.tool("compare", str(self.results), *table, *options)
+        return self.tool("fairseq-lowrank compare", str(self.results), *table, *options)
 
     def sizes(self) -> None:
         """Print how large the models of the rows asked for are."""
@@ -367,9 +367,8 @@ class RecipeEngine(Engine[Run]):
                     self.train_only(run)
             self.refuse_busy(runs)
             folder = f"{output}/{name}" + ("" if settings.seed == 1 else f"-seed{settings.seed}")
-            if code := self.tool(
-                "inspect", "--spectrum", *(str(run.best) for run in runs), *options, "--output", folder
-            ):
+            words = ["--spectrum", *(str(run.best) for run in runs), *options, "--output", folder]
+            if code := self.tool("fairseq-lowrank inspect", *words):
                 return code
         return 0
 
@@ -380,15 +379,17 @@ class RecipeEngine(Engine[Run]):
                 again = "call this again when that has ended"
                 raise RunLocked(f"{self.recipe.paper} {self.recipe.table}: another process is at {run}; {again}")
 
-    def tool(self, *words: str) -> int:
-        """Print a command of `fairseq-lowrank` and run it, unless this is a dry run."""
-        Commands.show(["fairseq-lowrank", *words])
+    def tool(self, command: str, *words: str) -> int:
+        """Print a command of the package or of the experiments and run it, unless this is a dry run."""
+        Commands.show([*command.split(), *words])
         if self.settings.dry_run:
             return 0
+        from experiments import __main__ as experiments
         from fairseq_lowrank import cli
 
         self.import_plugin()
-        return cli.main(words)
+        main = cli.main if command.startswith("fairseq-lowrank") else experiments.main
+        return main([command.split()[-1], *words])
 
 
 def pretraining(run: Run) -> dict:

@@ -11,8 +11,8 @@ from experiments.recipes.settings import Settings
 from experiments.recipes.training import Execute
 from fairseq_lowrank.files import read_lines, write_lines
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.tools.reporting.logs import read_validation
-from fairseq_lowrank.tools.reporting.scores import bleu, read_hypotheses, read_perplexity, read_references
+from fairseq_lowrank.records.logs import read_validation
+from fairseq_lowrank.records.scores import bleu, read_hypotheses, read_perplexity, read_references
 
 EACH_BATCH = ("--log-format", "simple", "--log-interval", "1")
 """Flags of fairseq for a line of its log after each batch, which tells how far it is."""

@@ -10,12 +10,13 @@ from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
+from experiments.machine import machine
 from experiments.recipes.recipe import Run, differences, effective_flags, tokens_of_update
 from experiments.recipes.settings import Settings
 from fairseq_lowrank.files import say, whole_file
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.tools import provenance
-from fairseq_lowrank.tools.locks import locked
+from fairseq_lowrank.records import provenance
+from fairseq_lowrank.records.locks import locked
 
 LOCK, MANIFEST = "lock", "run.json"  # files in a run's folder
 
@@ -245,7 +246,7 @@ def record_start(run: Run, settings: Settings, root: Path) -> None:
     manifest["starts"].append(
         {
             **provenance.origin(root / "fairseq_lowrank", run.plugin),
-            "machine": provenance.machine(settings.threads),
+            "machine": machine(settings.threads),
             "alone": settings.alone,
         }
     )

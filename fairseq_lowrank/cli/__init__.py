@@ -43,7 +43,7 @@ GROUPS = (
         "translate checkpoint_best.pt text.de --data DATA",
         ("translate", "average", "convert", "export"),
     ),
-    Group("Keep and compare results", "compare results.jsonl --pair mha mixhead-a", ("record", "compare", "report")),
+    Group("Keep and compare results", "compare results.jsonl --pair mha mixhead-a", ("record", "compare")),
     Group("Check the installation", "env", ("env",)),
 )
 """Every subcommand, in the order of ``--help``."""
@@ -57,6 +57,7 @@ MOVED = {
     "predict": IN_A_CLONE.format("bert predict"),
     "spectrum": "'fairseq-lowrank inspect --spectrum'",
     "wordpieces": IN_A_CLONE.format("bert wordpieces"),
+    "report": IN_A_CLONE.format("report"),
 }
 """The commands of earlier versions, and what does their work now."""
 

@@ -9,25 +9,23 @@ Each contrast is A − B over the seeds that both rows have, or an interaction (
 - a 95 % interval over seeds and sentences, with three seeds or more: the others cover either other seeds or other sentences;
 - the number of seeds in which the difference is above 0, and the p of all choices of signs.
 
-A file of contrasts (`--contrasts`) contains predictions: "> 0", "< 0", "at most 0.01", or "= 0" with a `margin`. The table
-then shows the outcome: held, contradicted or unclear. "= 0" holds if two one-sided t-tests place the difference within the
-margin. A line of results needs `row`, `seed`, `metric` and `value`; other fields are compared if lines have them.
+A line of results needs `row`, `seed`, `metric` and `value`; other fields are compared if lines have them.
 
   fairseq-lowrank compare results/multi30k.jsonl --pair mha mixhead-a --pair mha mixhead-b --metric sacrebleu
   fairseq-lowrank compare results/ --table matrices --logarithm --pair n16-shared-h16-mha n16-shared-h16-mixhead-a
   fairseq-lowrank compare runs.jsonl --interaction mixhead-a-h32 mha-h32 mixhead-a mha
-  fairseq-lowrank compare results/ --table fast-start --contrasts examples/evidence/contrasts.json
 
 If lines have several scores, `--metric` and `--split` choose one. `--metric bits --split valid` compares validation losses.
 BLEU is not a mean over sentences, so each draw of sentences adds up their counts and computes BLEU again.
 """
 
-from collections.abc import Collection
+import textwrap
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from fairseq_lowrank.cli import _output
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.tools.reporting import formats
+from fairseq_lowrank.records import formats
 
 NAME = "compare"
 HELP = "compare rows of results, paired by seed and sentence, with p-values"
@@ -53,63 +51,109 @@ def add_arguments(parser) -> None:
     for name in ("paper", "table", "metric", "split"):
         parser.add_argument(f"--{name}", help=f"use only lines of this {name}, if rows have several")
     parser.add_argument(
-        "--contrasts",
-        type=Path,
-        metavar="FILE",
-        help="JSON file of contrasts that were chosen before the runs; needs --table",
-    )
-    parser.add_argument(
         "--logarithm", action="store_true", help="compare natural logarithms, so a difference shows a ratio"
     )
-    parser.add_argument(
-        "--format",
-        choices=("text", *formats.FORMATS),
-        default="text",
-        help="format of the table (default: %(default)s)",
-    )
-    _output.add_output_arguments(parser, "compare.csv and .json, the contrasts as .png and .pdf")
+    add_format_arguments(parser, NAME)
+
+
+def add_format_arguments(parser, name: str) -> None:
+    """Add the arguments that :func:`show` reads."""
+    choices = ("text", *formats.FORMATS)
+    parser.add_argument("--format", choices=choices, default="text", help="format of the table (default: %(default)s)")
+    _output.add_output_arguments(parser, f"{name}.csv and .json, the contrasts as .png and .pdf")
 
 
 def run(args) -> None:
-    if not args.pair and not args.interaction and not args.contrasts:
-        raise UserError(
-            "nothing to compare. Name rows with --pair A B or --interaction A B C D, or add --contrasts FILE."
-        )
-    chosen_otherwise = args.pair or args.interaction or args.logarithm or args.metric or args.split
-    if args.contrasts and (chosen_otherwise or not args.table):
-        raise UserError(
-            f"--contrasts {args.contrasts}: needs --table, and the file chooses the rest. Add --table TABLE, and remove "
-            "--pair, --interaction, --logarithm, --metric and --split."
-        )
+    if not args.pair and not args.interaction:
+        raise UserError("nothing to compare. Name rows with --pair A B or --interaction A B C D.")
 
-    from fairseq_lowrank.tools.reporting import contrasts
+    from fairseq_lowrank.records import contrasts
 
     wanted = {name: value for name in ("paper", "table", "metric", "split") if (value := getattr(args, name))}
     lines = contrasts.load(args.results)
     rows = [row for asked in (*args.pair, *args.interaction) for row in asked]
-    if args.contrasts:
-        lines = [line for line in lines if all(line.get(name) == value for name, value in wanted.items())]
-        found = contrasts.compare_planned(lines, contrasts.read_planned(args.contrasts, args.table))
-    else:
-        lines = contrasts.select(lines, wanted, rows)
-        found = contrasts.compare_rows(lines, args.pair, args.interaction, logarithm=args.logarithm)
-    data = contrasts.as_rows(found)
-    text = as_text(data, args.format)
-    pages = {f"{NAME}.{ENDINGS[args.format]}": text + "\n"} if args.format in ENDINGS else {}
+    lines = contrasts.select(lines, wanted, rows)
+    data = contrasts.as_rows(contrasts.compare_rows(lines, args.pair, args.interaction, logarithm=args.logarithm))
+    show(args, NAME, data, as_text(data, args.format), plot_contrasts)
+
+
+def show(args, name: str, data: list[dict], text: str, plot: Callable[[list[dict]], object]) -> None:
+    """Print contrasts, and write their files to `--output`."""
+    pages = {f"{name}.{ENDINGS[args.format]}": text + "\n"} if args.format in ENDINGS else {}
     _output.show(args, data, text)
-    _output.write(args, NAME, data, data, plot_figures(data) if args.output else {}, pages)
+    _output.write(args, name, data, data, plot_figures(name, data, plot) if args.output else {}, pages)
 
 
-def plot_figures(data: list[dict]) -> dict:
+def plot_figures(name: str, data: list[dict], plot: Callable[[list[dict]], object]) -> dict:
     """Return a figure for each unit, because differences of bits and of BLEU need separate axes."""
     from fairseq_lowrank.tools import pictures
-    from fairseq_lowrank.tools.reporting import contrasts
 
     units = list(dict.fromkeys(row["unit"] for row in data))
-    names = {units[0]: NAME} if len(units) == 1 else pictures.file_names(NAME, units)
-    return {
-        name: contrasts.plot_contrasts([row for row in data if row["unit"] == unit]) for unit, name in names.items()
-    }
+    names = {units[0]: name} if len(units) == 1 else pictures.file_names(name, units)
+    return {file: plot([row for row in data if row["unit"] == unit]) for unit, file in names.items()}
+
+
+def letters(row: dict) -> list[str]:
+    """Return a line that says which rows A, B and so on are, if the contrast's name does not contain them."""
+    if all(name in row["contrast"] for name in row["rows"]):
+        return []
+    return [", ".join(f"{letter}={name}" for letter, name in zip("ABCD", row["rows"], strict=False))]
+
+
+def verdict(row: dict) -> str:
+    """Return the better side and the number of seeds of a row of :func:`~fairseq_lowrank.records.contrasts.as_rows`, in words."""
+    if row["mean"] is None:
+        return "no result yet"
+    better = f"{row['better']} {'better' if len(row['rows']) == 2 else 'by more'}" if row["better"] else None
+    seeds = f"{row['seeds']} seed{'s' * (row['seeds'] > 1)}"
+    return f"{better or 'neither side clearly better'}; {seeds}"
+
+
+def plot_contrasts(
+    rows: Sequence[dict],
+    describe: Callable[[dict], str] = verdict,
+    colour_of: Callable[[dict], str] = lambda row: "#000000",
+    legend: str = "",
+):
+    """Return a figure with a line for each row of :func:`~fairseq_lowrank.records.contrasts.as_rows`.
+
+    A thin bar is Student's 95 % interval, a broad bar the interval over sentences. The diamond is the mean, and circles are the
+    seeds' means.
+
+    Args:
+        describe: what a row's label says below its name.
+        colour_of: the colour of a row.
+        legend: what colours mean.
+    """
+    from fairseq_lowrank.tools import pictures
+
+    names = [
+        "\n".join(textwrap.fill(text, 70) for text in (row["contrast"], *letters(row), describe(row))) for row in rows
+    ]
+    names = [pictures.plain(name) for name in names]
+    lines = sum(1 + name.count("\n") for name in names)
+    figure, axes = pictures.new_figure(8.5, 1.1 + 0.12 * len(rows) + 0.17 * lines)
+    for place, row in enumerate(rows):
+        if row["mean"] is None:
+            continue
+        colour = colour_of(row)
+        if row["sentences_low"] is not None:
+            over = [row["sentences_low"], row["sentences_high"]]
+            axes.plot(over, [place, place], "-", color=colour, linewidth=7, alpha=0.3, solid_capstyle="butt")
+        if row["low"] is not None:
+            axes.plot([row["low"], row["high"]], [place, place], "-", color=colour, linewidth=1.5)
+        axes.plot(row["seed_means"], [place] * row["seeds"], "o", color=colour, fillstyle="none", markersize=5)
+        axes.plot([row["mean"]], [place], "D", color=colour, markersize=6)
+    axes.axvline(0, color="0.3", linewidth=1)
+    axes.set_yticks(range(len(rows)), names, fontsize=8)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    units = pictures.plain(", ".join(dict.fromkeys(row["unit"] for row in rows)))
+    shown = "diamond: mean; circles: seeds; line: 95 % interval, t over seeds"
+    shown += "; broad bar: over sentences" if any(row["sentences_low"] is not None for row in rows) else ""
+    sides = {"left: A is better, right: B" if row["lower_is_better"] else "left: B is better, right: A" for row in rows}
+    side = f" ({sides.pop()})" if len(sides) == 1 else ""
+    figure.supxlabel(f"difference A − B in {units}{side}\n{shown}{legend}", fontsize=8)
+    return figure
 
 
 def heading(data: list[dict]) -> str:
@@ -134,29 +178,26 @@ def _named(splits: Collection[str]) -> list[str]:
     return [one for one in splits if one and not any(other.endswith(f" {one}") for other in splits)]
 
 
-def as_text(data: list[dict], form: str = "text") -> str:
-    planned = any(row["prediction"] for row in data)
+def as_text(data: list[dict], form: str = "text", more: Mapping[str, Callable[[dict], str]] | None = None) -> str:
+    """Return the table of rows of :func:`~fairseq_lowrank.records.contrasts.as_rows`, with `more` columns."""
     by_sentence = any(row["sentences_low"] is not None for row in data)
     columns = {
         "contrast": lambda row: row["contrast"],
         "seeds": lambda row: "–" if row["seeds"] is None else row["seeds"],
         "difference": lambda row: "–" if row["mean"] is None else f"{row['mean']:.4g}",
         "95 % interval (t)": lambda row: _interval(row["low"], row["high"]),
-        "p (t)": lambda row: _p(row["t_p"]),
-        "Holm": lambda row: _p(row["t_holm"]),
+        "p (t)": lambda row: format_p(row["t_p"]),
+        "Holm": lambda row: format_p(row["t_holm"]),
         "better": lambda row: row["better"] or "–",
     }
-    if planned:
-        columns["predicted"] = predicted
-        columns["outcome"] = lambda row: row["outcome"] or "–"
-        columns["p (within margin)"] = lambda row: _p(row["equivalence_p"])
+    columns |= more or {}
     if by_sentence:
         columns["95 % over sentences"] = lambda row: _interval(row["sentences_low"], row["sentences_high"])
-        columns["p (sentences)"] = lambda row: _p(row["sentences_p"])
+        columns["p (sentences)"] = lambda row: format_p(row["sentences_p"])
     if any(row["both_low"] is not None for row in data):
         columns["95 % over both"] = lambda row: _interval(row["both_low"], row["both_high"])
     columns["above 0"] = lambda row: "–" if row["seeds"] is None else f"{row['positive']} of {row['seeds']}"
-    columns["p (signs)"] = lambda row: _p(row["signs_p"])
+    columns["p (signs)"] = lambda row: format_p(row["signs_p"])
     header, rows = list(columns), [[str(cell(row)) for cell in columns.values()] for row in data]
     notes = [f"{row['contrast']}: {note}" for row in data for note in row["notes"]]
     if any(row["sentences_low"] is not None and row["both_low"] is None for row in data):
@@ -170,16 +211,12 @@ def as_text(data: list[dict], form: str = "text") -> str:
     return "\n".join([*([about, ""] if about else []), _output.table(header, rows), *notes])
 
 
-def predicted(row: dict) -> str:
-    margin = "" if row["margin"] is None else f" ± {row['margin']:g}"
-    return f"{row['prediction'] or '–'}{margin}"
-
-
 def _interval(low: float | None, high: float | None) -> str:
     return "–" if low is None else f"{low:.4g} … {high:.4g}"
 
 
-def _p(value: float | None) -> str:
+def format_p(value: float | None) -> str:
+    """Return a p-value as text."""
     if value is None:
         return "–"
     if value < LEAST_P:

@@ -48,9 +48,8 @@ def add_arguments(parser) -> None:
 
 
 def run(args) -> None:
-    from fairseq_lowrank.tools import provenance
-    from fairseq_lowrank.tools.reporting import results
-    from fairseq_lowrank.tools.reporting.scores import code_of
+    from fairseq_lowrank.records import provenance, results
+    from fairseq_lowrank.records.scores import code_of
 
     if not (args.train_log or args.generate_log or args.eval_log or args.score):
         raise UserError("nothing to record. Give --train-log, --generate-log, --eval-log or --score.")
@@ -103,14 +102,14 @@ def _read(flag: str, path: Path, read: Callable[[Path], dict]) -> dict:
 
 
 def _training(path: Path, subset: str) -> dict:
-    from fairseq_lowrank.tools.reporting.logs import read_training_log
+    from fairseq_lowrank.records.logs import read_training_log
 
     found = read_training_log(path, subset)
     return {"curve": found.pop("epochs"), "log": str(path), **found}
 
 
 def _bleu(path: Path, language: str | None) -> dict:
-    from fairseq_lowrank.tools.reporting import scores
+    from fairseq_lowrank.records import scores
 
     hypotheses, references, decoded = scores.read_run(path)
     if not hypotheses:
@@ -121,7 +120,7 @@ def _bleu(path: Path, language: str | None) -> dict:
 
 
 def _perplexity(path: Path) -> dict:
-    from fairseq_lowrank.tools.reporting.scores import read_perplexity
+    from fairseq_lowrank.records.scores import read_perplexity
 
     return read_perplexity(path)
 

@@ -25,7 +25,6 @@ from fairseq_lowrank.tools.fairseq import parameters
 
 FOLDER_COMMANDS = {
     "compare": ["results"],
-    "report": ["results"],
     "params": ["--arch", "transformer", "--vocab-size", "1000"],
     "inspect": ["checkpoint.pt"],
     "measure": ["checkpoint.pt"],
@@ -33,6 +32,8 @@ FOLDER_COMMANDS = {
 EXPERIMENTS = {
     "bert import": ["bert-base-uncased"],
     "bert predict": ["checkpoint.pt", "--data", "data"],
+    "report": ["results"],
+    "contrasts": ["contrasts.json", "results", "--table", "t"],
     "representation": [],
     "variants": [],
     "controlled": ["matrices", "--results", "results.jsonl"],
@@ -130,7 +131,7 @@ def line(**changes):
 
 def report(tmp_path, *lines):
     (tmp_path / "lines.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
-    return cli.main(["report", str(tmp_path / "lines.jsonl"), "--output", str(tmp_path / "report")])
+    return experiments.main(["report", str(tmp_path / "lines.jsonl"), "--output", str(tmp_path / "report")])
 
 
 HOSTILE = ("../../up", "a/b", "$\\frac{$", "=1+1", '<img src=x onerror="1">', "![x](http://x.invalid/y)", "é\nx" * 40)
@@ -316,8 +317,8 @@ def test_control_characters_of_results_are_printed_escaped(tmp_path, capsys):
     path = tmp_path / "lines.jsonl"
     path.write_text("".join(json.dumps(each) + "\n" for each in lines) + f'{{"row": "{HOSTILE_NAME}"\n')
     pair = ["--pair", HOSTILE_NAME, HOSTILE_NAME]
-    for words in (["report", str(path)], ["report", str(path), "--format", "latex"], ["compare", str(path), *pair]):
-        assert cli.main(words) == 0
+    for words in (["report", path], ["report", path, "--format", "latex"], ["compare", path, *pair]):
+        assert run(*words) == 0
         printed = capsys.readouterr()
         assert not set("\x1b\x9b\u202e\r") & set(printed.out + printed.err)
     assert cli.main(["compare", str(path), "--json", *pair]) == 0

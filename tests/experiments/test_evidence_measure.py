@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from experiments.evidence import measure
-from fairseq_lowrank.tools.locks import locked
+from fairseq_lowrank.records.locks import locked
 
 ROOT = Path(__file__).resolve().parents[2]
 LINES = measure.read(ROOT / "results" / "evidence-measure.jsonl")

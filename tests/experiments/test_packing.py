@@ -9,7 +9,7 @@ from experiments import __main__ as experiments
 from experiments import packing
 from experiments.commands.pack import RESULTS
 from fairseq_lowrank.files import read_lines
-from fairseq_lowrank.tools.reporting.results import read_results
+from fairseq_lowrank.records.results import read_results
 
 
 def named_logs(line):

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from experiments.evidence import published_models as published
 from experiments.evidence.measure import append, read
-from fairseq_lowrank.tools.locks import locked
+from fairseq_lowrank.records.locks import locked
 from fairseq_lowrank.tools.measuring.verdict import TOLERANCE
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,14 +8,14 @@ from matplotlib.legend import Legend
 
 from experiments import representation
 from experiments.controlled import matrices, nearest_point, recall, regression
+from experiments.papers import curves, planned
 from fairseq_lowrank.attention import PRESETS
-from fairseq_lowrank.cli import _composition
+from fairseq_lowrank.cli import _composition, compare
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.records.results import read_results
 from fairseq_lowrank.tools import inspection, pictures, spectrum
 from fairseq_lowrank.tools.fairseq import parameters
 from fairseq_lowrank.tools.measuring.figure import plot_cuts
-from fairseq_lowrank.tools.reporting import contrasts, curves
-from fairseq_lowrank.tools.reporting.results import read_results
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 
@@ -249,9 +249,10 @@ FIGURES = {
         "any",
         width,
     ),
-    "contrasts": lambda width: contrasts.plot_contrasts(
+    "contrasts": lambda width: compare.plot_contrasts(
         [contrast_row(f"{LONG} {number}", 0.1, 0.3) for number in range(12)]
     ),
+    "planned": lambda width: planned.plot_planned([contrast_row(f"{LONG} {number}", 0.1, 0.3) for number in range(12)]),
     "layers": lambda width: spectrum.plot_layers(spectra_of(5), "decoder"),
     "mean": lambda width: spectrum.plot_mean(spectra_of(5), "decoder"),
     "mixing": lambda width: inspection.plot_mixing(mixing_of(6, 8)),
@@ -272,7 +273,8 @@ FIGURES = {
 def plot_functions():
     """The functions of the package and of its experiments that return a figure, without those that call them."""
     root = RESULTS.parent
-    files = [*(root / "fairseq_lowrank/tools").rglob("*.py"), *(root / "experiments").rglob("*.py")]
+    folders = [root / "fairseq_lowrank" / "cli", root / "fairseq_lowrank" / "tools", root / "experiments"]
+    files = [file for folder in folders for file in folder.rglob("*.py")]
     found = [re.findall(r"^def (plot|plot_(?!name)[a-z]+)\(", file.read_text(), re.MULTILINE) for file in files]
     return sorted(name for names in found for name in names)
 

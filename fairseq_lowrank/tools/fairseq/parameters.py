@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from argparse import Namespace
 from collections.abc import Callable, Collection, Sequence
 from copy import copy
+from functools import cache
+from importlib import resources
 from typing import Any
 
 import torch
@@ -28,13 +31,23 @@ from fairseq_lowrank.tools.fairseq.architecture import (
 )
 from fairseq_lowrank.tools.fairseq.checkpoints import model_arguments, vocab_sizes
 from fairseq_lowrank.tools.fairseq.sizes import compare_sizes
-from fairseq_lowrank.tools.reporting.papers import poster
 
 SWEEPS = {
     "heads": (2, 4, 8, 12, 16, 24, 32),
     "layers": (2, 4, 6, 8, 12, 16, 24),
     "head-dim": (16, 32, 64, 128, 256, 512),
 }
+
+
+@cache
+def poster() -> dict:
+    """Return what the MHE poster says of methods.
+
+    Returns:
+        - ``complexity``: by method, growth with the number of heads n, and parameters of the projections in n and the head size d.
+        - ``sweep``: the methods in figures of sweeps.
+    """
+    return json.loads(resources.files(__package__).joinpath("poster.json").read_text(encoding="utf-8"))
 
 
 def shown() -> list[str]:

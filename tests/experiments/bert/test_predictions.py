@@ -11,9 +11,9 @@ pytest.importorskip("fairseq")
 
 from experiments.bert.predictions import batches, check_task, server_file
 from experiments.corpora.glue import TASKS
+from experiments.papers.comparison import AVERAGES, build_report
+from experiments.papers.values import load_papers
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.tools.reporting.comparison import AVERAGES, build_report
-from fairseq_lowrank.tools.reporting.papers import load_papers
 
 
 def test_glues_server_takes_columns_and_numbers_in_their_range():

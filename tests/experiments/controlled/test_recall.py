@@ -6,7 +6,7 @@ import torch
 from experiments import __main__ as experiments
 from experiments.controlled import recall
 from experiments.controlled.runs import Journal, Method
-from fairseq_lowrank.tools.reporting.results import read_results
+from fairseq_lowrank.records.results import read_results
 
 MHA = Method("mha", "mha")
 

@@ -6,7 +6,7 @@ import torch
 from experiments import __main__ as experiments
 from experiments.controlled import regression
 from experiments.controlled.runs import Method
-from fairseq_lowrank.tools.reporting.results import read_results
+from fairseq_lowrank.records.results import read_results
 
 MHA = Method("mha", "mha", {"head_dim": 2})
 

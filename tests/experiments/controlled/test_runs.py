@@ -10,8 +10,8 @@ import torch
 from experiments import __main__ as experiments
 from experiments.controlled import matrices, runs
 from experiments.controlled.runs import Journal
-from fairseq_lowrank.tools.locks import locked
-from fairseq_lowrank.tools.reporting.results import read_results
+from fairseq_lowrank.records.locks import locked
+from fairseq_lowrank.records.results import read_results
 
 ROWS = "n16-shared-h(16|32)-mha"
 
@@ -38,7 +38,7 @@ def test_a_log_that_cannot_be_written_whole_stays_as_it_was(tmp_path, monkeypatc
     command(tmp_path)
     before, write = (tmp_path / "log.gz").read_bytes(), os.write
     (tmp_path / "lines.jsonl").unlink()
-    monkeypatch.setattr("fairseq_lowrank.tools.locks.os.write", lambda handle, data: write(handle, data[:20]))
+    monkeypatch.setattr("fairseq_lowrank.records.locks.os.write", lambda handle, data: write(handle, data[:20]))
     assert command(tmp_path) == 2 and "log.gz: No space left on device" in capsys.readouterr().err
     assert (tmp_path / "log.gz").read_bytes() == before
 

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 from experiments import __main__ as experiments
+from experiments.papers import comparison
 from experiments.recipes import engine as engines
 from experiments.recipes import training
 from experiments.recipes.engine import RunLocked
 from experiments.recipes.recipe import Recipe, differences, effective_flags, last_value, records, smoke_corpus
 from fairseq_lowrank import cli
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.tools import provenance
-from fairseq_lowrank.tools.reporting import comparison
-from fairseq_lowrank.tools.reporting.contrasts import compare_rows
-from fairseq_lowrank.tools.reporting.results import read_results
+from fairseq_lowrank.records import provenance
+from fairseq_lowrank.records.contrasts import compare_rows
+from fairseq_lowrank.records.results import read_results
 
 TRAINED = ["prepare.sh iwslt14", "fairseq-train"]
 SHORT = {"generate": ("--beam", "1", "--max-len-b", "5")}

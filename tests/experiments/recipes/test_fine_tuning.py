@@ -15,8 +15,8 @@ from experiments.recipes.recipe import Recipe, Row, checksum, smoke_corpus
 from experiments.recipes.scoring import read_scores
 from experiments.recipes.settings import Settings
 from fairseq_lowrank.files import write_lines
-from fairseq_lowrank.tools.reporting.logs import progress
-from fairseq_lowrank.tools.reporting.results import read_results
+from fairseq_lowrank.records.logs import progress
+from fairseq_lowrank.records.results import read_results
 
 MODEL = "--arch lowrank_bert_base --encoder-layers 1 --encoder-embed-dim 16 --encoder-ffn-embed-dim 16 --encoder-attention-heads 2"
 TRAINING = "--max-positions 32 --optimizer adam --lr 0.01 --max-update 3 --cpu --no-epoch-checkpoints --num-workers 0 --required-batch-size-multiple 1"

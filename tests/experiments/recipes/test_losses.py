@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from experiments.recipes.losses import sentence_losses
+from fairseq_lowrank.records.results import read_results
 from fairseq_lowrank.tools.fairseq.checkpoints import load_model
-from fairseq_lowrank.tools.reporting.results import read_results
 
 
 def test_losses_are_those_of_fairseq_generate_on_the_references(trained, translation_data, fairseq_command):

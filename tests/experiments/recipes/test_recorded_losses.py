@@ -7,7 +7,7 @@ import torch
 
 from experiments.recipes.recipe import Recipe
 from fairseq_lowrank import cli
-from fairseq_lowrank.tools.reporting.results import read_results
+from fairseq_lowrank.records.results import read_results
 
 SHORT = {"generate": ("--beam", "1", "--max-len-b", "5")}
 

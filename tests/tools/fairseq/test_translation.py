@@ -19,8 +19,8 @@ from fairseq_lowrank import cli
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.progress import Progress
 from fairseq_lowrank.raw_text import SUBWORDS
+from fairseq_lowrank.records.scores import read_hypotheses
 from fairseq_lowrank.tools.fairseq.translation import Translator, raw_text
-from fairseq_lowrank.tools.reporting.scores import read_hypotheses
 
 PAIRS = [
     ("Der Hund läuft nicht.", "The dog isn't running."),

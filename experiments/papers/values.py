@@ -11,18 +11,7 @@ from fairseq_lowrank.attention import PRESETS
 
 def load_papers() -> dict:
     """Return the papers' published values, by paper and table, with their sources."""
-    return json.loads(resources.files(__package__).joinpath("papers.json").read_text(encoding="utf-8"))
-
-
-def poster() -> dict:
-    """Return what the MHE poster says of methods.
-
-    Returns:
-        - ``presets``: those that its ratios compare with (``prr``, ``peop``), and its own one (``cost``).
-        - ``complexity``: by method, growth with the number of heads n, and parameters of the projections in n and the head size d.
-        - ``sweep``: the methods in figures of sweeps.
-    """
-    return load_papers()["mhe"]
+    return json.loads(resources.files(__package__).joinpath("values.json").read_text(encoding="utf-8"))
 
 
 def canonical_paper(name: str) -> str:

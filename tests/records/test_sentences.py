@@ -8,7 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 
 from fairseq_lowrank import cli
-from fairseq_lowrank.tools.reporting import results, sentences
+from fairseq_lowrank.records import results, sentences
 
 LINE = {"row": "a", "seed": 1, "metric": "accuracy", "value": 50.0}
 
@@ -100,7 +100,7 @@ def test_values_of_another_line_are_left_out(path, record):
 def test_values_are_there_before_their_line(path, monkeypatch):
     found, write = [], os.write
     monkeypatch.setattr(
-        "fairseq_lowrank.tools.locks.os.write",
+        "fairseq_lowrank.records.locks.os.write",
         lambda *words: (found.append(sentences.sentences_file(path).exists()), write(*words))[1],
     )
     append(path, 1)

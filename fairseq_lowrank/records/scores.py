@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from fairseq_lowrank.files import read_lines
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.moses import detokeniser
+from fairseq_lowrank.records.logs import START
 from fairseq_lowrank.subwords import check_words
-from fairseq_lowrank.tools.reporting.logs import START
 
 # A setting that fairseq-generate logs before it starts, and its last line.
 REFERENCES_SCORED = "the hypotheses are the references. Run fairseq-generate without --score-reference."

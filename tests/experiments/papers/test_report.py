@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_lowrank import cli
-from fairseq_lowrank.tools.reporting import comparison, formats, papers
-from fairseq_lowrank.tools.reporting.curves import names_of, with_logs, without_seed
-from fairseq_lowrank.tools.reporting.tables import as_markdown, columns
+from experiments.__main__ import main
+from experiments.papers import comparison, values
+from experiments.papers.curves import names_of, with_logs, without_seed
+from experiments.papers.tables import as_markdown, columns
+from fairseq_lowrank.records import formats
 
-PAPERS = papers.load_papers()
+PAPERS = values.load_papers()
 ARCHITECTURE = "lowrank_transformer_iwslt_de_en"
 
 
@@ -42,13 +43,13 @@ def test_scores_of_other_searches_are_not_averaged_and_rows_that_differ_in_them_
         line("h4-mha", 24.0, seed=3, scoring="--beam 5"),
         line("h4-mixhead-b", 25.0, scoring="--beam 5"),
     ]
-    [table] = comparison.build_report(lines, papers.load_papers())
+    [table] = comparison.build_report(lines, values.load_papers())
     [score] = rows_of(table)["h4-mha"]["ours"]["scores"]
     assert score["mean"] == 22 and not any("scored" in note for note in table["notes"])
     assert rows_of(table)["h4-mha"]["ours"]["left_out"] == ["scored with --beam 1: seed 2"]
     header, cells = columns(table)
     assert "scored with --beam 1: seed 2" in cells[0][header.index("left out")]
-    [table] = comparison.build_report([*lines, line("h4-mixhead-b", 25.0, seed=2, scoring="")], papers.load_papers())
+    [table] = comparison.build_report([*lines, line("h4-mixhead-b", 25.0, seed=2, scoring="")], values.load_papers())
     assert "Rows were scored in different ways: h4-mha with --beam 5; h4-mixhead-b with no flags" in table["notes"]
 
 
@@ -97,11 +98,11 @@ def test_values_below_one_have_three_digits(metric, values, shown):
 )
 def test_scores_that_came_about_otherwise_are_neither_averaged_nor_compared(first, second, words):
     lines = [line("h4-mha", 20.0, **first), line("h4-mha", 30.0, seed=2, **first), line("h4-mixhead-b", 25.0, **first)]
-    [table] = comparison.build_report(lines, papers.load_papers())
+    [table] = comparison.build_report(lines, values.load_papers())
     assert not any("Rows" in note for note in table["notes"]) and not rows_of(table)["h4-mha"]["ours"]["left_out"]
     assert first.get("metric") or rows_of(table)["h4-mixhead-b"]["ours"]["scores"][0]["prr"] == 125
     lines[1:] = [lines[1] | second, lines[2] | first]
-    [table] = comparison.build_report(lines, papers.load_papers())
+    [table] = comparison.build_report(lines, values.load_papers())
     [score] = rows_of(table)["h4-mha"]["ours"]["scores"]
     assert score["mean"] == 30 and len(rows_of(table)["h4-mha"]["ours"]["left_out"]) == 1
     assert any(words in note for note in table["notes"])
@@ -110,7 +111,7 @@ def test_scores_that_came_about_otherwise_are_neither_averaged_nor_compared(firs
 
 def test_another_version_of_sacrebleu_is_no_other_way():
     lines = [line("h4-mha", 20.0 + seed, seed=seed, signature=f"tok:13a|version:{seed}") for seed in (1, 2)]
-    [table] = comparison.build_report(lines, papers.load_papers())
+    [table] = comparison.build_report(lines, values.load_papers())
     assert rows_of(table)["h4-mha"]["ours"]["seeds"] == [1, 2] and not rows_of(table)["h4-mha"]["ours"]["left_out"]
 
 
@@ -157,7 +158,7 @@ def test_every_prr_of_the_poster_follows_from_its_scores_within_their_rounding(t
     published = rows_of(PAPERS["mhe"]["tables"][table])
     checked = 0
     for name, row in published.items():
-        rest, _ = papers.split_row(name)
+        rest, _ = values.split_row(name)
         baseline = published[f"{rest}-mha".strip("-")]
         for metric, printed in row.get("prr", {}).items():
             (split,) = row["values"][metric]
@@ -540,7 +541,7 @@ def test_the_command_writes_markdown_and_curves(tmp_path, capsys):
     lines = [line("h4-mha", 34.1, tokenised_bleu=34.6, curve=curve), line("h4-mixhead-a", 33.0)]
     (results / "mixhead.jsonl").write_text("".join(json.dumps(text) + "\n" for text in lines))
     output = tmp_path / "report"
-    assert cli.main(["report", str(results), "--output", str(output)]) == 0
+    assert main(["report", str(results), "--output", str(output)]) == 0
     printed = capsys.readouterr().out
     assert "34.10" in printed and "34.60" in printed and "34.76" in printed
     assert (output / "report.md").read_text() == printed.removesuffix("\n")
@@ -562,7 +563,7 @@ def recorded(tmp_path, **fields):
 
 
 def test_recorded_runs_have_means_and_deviations_by_row(tmp_path, capsys):
-    assert cli.main(["report", str(recorded(tmp_path))]) == 0
+    assert main(["report", str(recorded(tmp_path))]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "## mine"
     assert "Mean ± standard deviation over seeds 1, 2. Corpus: mine." in lines[2]
@@ -579,7 +580,7 @@ def test_recorded_runs_have_means_and_deviations_by_row(tmp_path, capsys):
 
 
 def test_recorded_perplexities_need_no_further_loss(tmp_path, capsys):
-    assert cli.main(["report", str(recorded(tmp_path, metric="perplexity"))]) == 0
+    assert main(["report", str(recorded(tmp_path, metric="perplexity"))]) == 0
     header = capsys.readouterr().out.splitlines()[4]
     assert "valid perplexity" in header and "bits" not in header
 
@@ -587,7 +588,7 @@ def test_recorded_perplexities_need_no_further_loss(tmp_path, capsys):
 def test_a_report_in_latex_can_be_printed(tmp_path, capsys):
     output = tmp_path / "out"
     arguments = ["report", str(recorded(tmp_path)), "--format", "latex", "--output", str(output)]
-    assert cli.main(arguments) == 0
+    assert main(arguments) == 0
     text = capsys.readouterr().out
     assert (output / "report.tex").read_text() == text and (output / "report.md").exists()
     assert text.startswith("% needs \\usepackage{booktabs}") and "\\toprule" in text
@@ -608,7 +609,7 @@ def test_a_report_of_text_needs_neither_matplotlib_nor_scipy(tmp_path, capsys, m
         monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
     monkeypatch.delitem(sys.modules, "fairseq_lowrank.tools.pictures", raising=False)
     (tmp_path / "a.jsonl").write_text(json.dumps(line("h4-mha", 34.1)) + "\n")
-    assert cli.main(["report", str(tmp_path)]) == 0
+    assert main(["report", str(tmp_path)]) == 0
     assert "34.10" in capsys.readouterr().out
 
 
@@ -646,14 +647,14 @@ def test_logs_alone_are_drawn(tmp_path):
         f"{start} train | epoch 002 | loss 8.7 | wpb 3374.3 | num_updates 252 | train_wall 174 | wall 356\n"
     )
     output = tmp_path / "report"
-    assert cli.main(["report", "--logs", str(log), "--output", str(output)]) == 0
+    assert main(["report", "--logs", str(log), "--output", str(output)]) == 0
     assert (output / "curves-logs.png").read_bytes().startswith(b"\x89PNG")
     assert "![Learning curves](curves-logs.png)" in (output / "report.md").read_text()
 
 
 def test_a_table_can_be_shown_before_anything_was_run(tmp_path, capsys):
     (tmp_path / "a.jsonl").write_text("")
-    assert cli.main(["report", str(tmp_path), "--paper", "mixhead", "--table", "10"]) == 0
+    assert main(["report", str(tmp_path), "--paper", "mixhead", "--table", "10"]) == 0
     assert "Fixhead" in capsys.readouterr().out
 
 
@@ -675,7 +676,7 @@ def test_bad_input_gets_one_line(tmp_path, capsys, content, arguments, message):
     file = tmp_path / "results.jsonl"
     if content is not None:
         file.write_text(content)
-    assert cli.main(["report", str(file), *arguments]) == 2
+    assert main(["report", str(file), *arguments]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
 
@@ -684,7 +685,7 @@ def test_broken_lines_are_named_and_the_others_reported(tmp_path, capsys):
     file = tmp_path / "results.jsonl"
     good, wrong = line("mha", 30.25, table="table7", metric="perplexity"), line("mha", 30.0, versions=3)
     file.write_text("\n".join(["{", json.dumps(good), json.dumps(wrong)]) + "\n")
-    assert cli.main(["report", str(file)]) == 0
+    assert main(["report", str(file)]) == 0
     said = capsys.readouterr()
     assert "30.25" in said.out
     assert [text.partition(",")[0] + text.partition(",")[2][:8] for text in said.err.splitlines()] == [

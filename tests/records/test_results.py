@@ -9,7 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.tools.reporting import results
+from fairseq_lowrank.records import results
 
 LINE = {
     **{"paper": "p", "table": "t", "row": "r", "architecture": "a", "flags": "--arch a", "seed": 1, "updates": 1},

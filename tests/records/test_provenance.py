@@ -9,7 +9,7 @@ import pytest
 from experiments.engine import refuse_dirty
 from fairseq_lowrank import __version__
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.tools.provenance import PACKAGE, code, origin, versions
+from fairseq_lowrank.records.provenance import PACKAGE, code, origin, versions
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

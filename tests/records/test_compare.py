@@ -8,8 +8,9 @@ import pytest
 
 from fairseq_lowrank import cli
 from fairseq_lowrank.cli import compare
-from fairseq_lowrank.tools.reporting.comparison import lower_is_better
-from fairseq_lowrank.tools.reporting.contrasts import compare_rows, letters, resolution_of
+from fairseq_lowrank.cli.compare import letters
+from fairseq_lowrank.records.contrasts import compare_rows, resolution_of
+from fairseq_lowrank.records.lines import lower_is_better
 
 SCORES = {"mha": {1: 10.0, 2: 11.0, 3: 12.0}, "mixhead-a": {1: 11.0, 2: 13.0, 3: 15.0}, "gain": {2: 11.0, 4: 9.0}}
 
@@ -177,7 +178,7 @@ def test_the_picture_has_a_line_a_contrast_and_one_picture_a_unit(tmp_path, caps
     asked = [path, "--pair", "mixhead-a", "mha", "--pair", "x", "y", "--pair", "mha", "gain"]
     data = compared(capsys, *asked)
     assert [row["unit"] for row in data] == ["loss", "bleu", "loss"]
-    figures = compare.plot_figures(data)
+    figures = compare.plot_figures("compare", data, compare.plot_contrasts)
     assert list(figures) == ["compare-loss", "compare-bleu"]
     [axes] = figures["compare-loss"].axes
     labels = [label.get_text().replace("\n", "; ") for label in axes.get_yticklabels()]
@@ -190,12 +191,6 @@ def test_the_picture_has_a_line_a_contrast_and_one_picture_a_unit(tmp_path, caps
     assert drawn == [[data[0]["low"], data[0]["high"]], [1, 2, 3], [2], [0], [0], [0, 0]]
     (logarithms,) = compared(capsys, path, "--pair", "mixhead-a", "mha", "--logarithm")
     assert logarithms["unit"] == "logarithm of loss"
-
-
-def test_a_contrast_that_was_not_run_keeps_its_place_in_the_picture(tmp_path, capsys):
-    asked = named(tmp_path / "named.json", {"name": "not run", "rows": ["mha", "mhe-mul"]})
-    [axes] = compare.plot_figures(compared(capsys, write(tmp_path / "a.jsonl"), *asked))["compare"].axes
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["not run, test\nA=mha, B=mhe-mul\nno result yet"]
 
 
 @pytest.mark.parametrize(
@@ -253,7 +248,7 @@ def test_further_scores_of_a_line_are_compared_if_a_metric_is_chosen(tmp_path, c
 
 def test_bleu_has_a_test_over_sentences(tmp_path, capsys):
     pytest.importorskip("sacrebleu")
-    from fairseq_lowrank.tools.reporting.scores import bleu
+    from fairseq_lowrank.records.scores import bleu
 
     references = [f"the {number} dogs run over the green grass" for number in range(20)]
     path = tmp_path / "a.jsonl"
@@ -270,15 +265,6 @@ def test_bleu_has_a_test_over_sentences(tmp_path, capsys):
     assert row["sentences_p"] < 0.01
     values = [json.loads(line)["value"] for line in path.read_text().splitlines()]
     assert row["seed_means"] == pytest.approx([values[0] - values[2], values[1] - values[3]], abs=0.011)
-
-
-def test_equal_differences_hold_no_prediction_and_a_note_says_why(tmp_path, capsys):
-    scores = {"a": {1: 12.34, 2: 15.67, 3: 11.03}, "b": {1: 12.31, 2: 15.64, 3: 11.0}}
-    lines = write(tmp_path / "a.jsonl", scores)
-    (found,) = compared(capsys, lines, *named(tmp_path / "n.json", {"name": "x", "rows": ["a", "b"]}))
-    assert found["outcome"] == "unclear" and found["t_p"] == pytest.approx(0.0955, abs=1e-3)
-    [note] = found["notes"]
-    assert "equal after rounding" in note and "set to 0.01," in note
 
 
 @pytest.mark.parametrize(
@@ -400,76 +386,6 @@ def test_rows_that_were_scored_in_different_ways_are_said_to_be(tmp_path, capsys
     assert said("bits") == []
 
 
-def named(path, *contrasts):
-    entries = [{"metric": "loss", "split": "test", "prediction": "> 0"} | entry for entry in contrasts]
-    path.write_text(json.dumps({"t": entries}))
-    return ["--table", "t", "--contrasts", str(path)]
-
-
-def test_contrasts_named_in_a_file_are_those_of_pairs_and_interactions(tmp_path, capsys):
-    lines = write(tmp_path / "a.jsonl", SCORES | {"sha": {1: 1.0, 2: 0.0, 3: 3.0}})
-    write(tmp_path / "a.jsonl", {"mha": {1: 99.0}}, metric="bleu")
-    pair, interaction = ["mixhead-a", "mha"], ["mixhead-a", "mha", "sha", "mha"]
-    asked = named(
-        tmp_path / "named.json",
-        {"name": "mixing helps", "rows": pair},
-        {"name": "not run", "rows": ["mha", "mhe-mul"]},
-        {"name": "more than sha", "rows": interaction},
-    )
-    first, absent, last = compared(capsys, lines, *asked)
-    expected = compared(capsys, lines, "--metric", "loss", "--pair", *pair, "--interaction", *interaction)
-    assert (first["contrast"], last["contrast"]) == ("mixing helps, test", "more than sha, test")
-    assert (first["prediction"], first["outcome"]) == ("> 0", "unclear")
-    for ours, theirs in zip((first, last), expected, strict=True):
-        apart = {"contrast", "t_holm", "prediction", "outcome"}
-        assert {key: value for key, value in ours.items() if key not in apart} == {
-            key: value for key, value in theirs.items() if key not in apart
-        }
-        # corrected for the one that was not run too
-        assert ours["t_holm"] >= theirs["t_holm"]
-    assert (expected[0]["t_holm"], first["t_holm"]) == (first["t_p"], 2 * first["t_p"])
-    assert (absent["mean"], absent["t_holm"], absent["notes"]) == (None, None, ["not run yet: mhe-mul"])
-    assert cli.main(["compare", lines, *asked]) == 0
-    assert "not run, test: not run yet: mhe-mul" in capsys.readouterr().out
-
-
-def test_a_named_contrast_that_cannot_be_made_yet_says_why_and_leaves_the_others_theirs(tmp_path, capsys):
-    lines = write(tmp_path / "a.jsonl", {"a": {1: 1.0}, "b": {2: 1.0}, "c": {1: 0.5}})
-    other_metric = {"name": "other metric", "rows": ["a", "c"], "metric": "bits"}
-    pairs = [{"name": "apart", "rows": ["a", "b"]}, other_metric, {"name": "complete", "rows": ["a", "c"]}]
-    apart, other, complete = compared(capsys, lines, *named(tmp_path / "named.json", *pairs))
-    assert (apart["mean"], apart["notes"]) == (None, ["no common seed (a: 1; b: 2)"])
-    assert (other["mean"], other["notes"]) == (None, ["run, without bits of test: a, c"])
-    assert complete["mean"] == 0.5
-
-
-VALUES = {"zero": [0.0, 0.0, 0.0], "one": [1.0, 1.1, 0.9], "near": [0.001, -0.001, 0.0], "wide": [3.0, -3.0, 1.0]}
-
-
-@pytest.mark.parametrize(
-    ("row", "prediction", "outcome"),
-    [
-        ("one", {"prediction": "> 0"}, "held"),
-        ("one", {"prediction": "< 0"}, "contradicted"),
-        ("wide", {"prediction": "> 0"}, "unclear"),
-        ("one", {"prediction": "at least 0.5"}, "held"),
-        ("one", {"prediction": "at most 0.5"}, "contradicted"),
-        ("one", {"prediction": "at most 1"}, "unclear"),
-        ("near", {"prediction": "= 0", "margin": 0.01}, "held"),
-        ("one", {"prediction": "= 0", "margin": 0.01}, "contradicted"),
-        ("wide", {"prediction": "= 0", "margin": 0.01}, "unclear"),
-        ("near", {"prediction": "= 0"}, "unclear"),
-        ("one", {"prediction": "= 1", "margin": 0.5}, "held"),
-    ],
-)
-def test_a_planned_contrast_carries_its_outcome(tmp_path, capsys, row, prediction, outcome):
-    lines = write(tmp_path / "a.jsonl", {name: dict(enumerate(values)) for name, values in VALUES.items()})
-    (found,) = compared(capsys, lines, *named(tmp_path / "n.json", {"name": "x", "rows": [row, "zero"]} | prediction))
-    assert (found["outcome"], found["prediction"]) == (outcome, prediction["prediction"])
-    assert (found["equivalence_p"] is None) == ("margin" not in prediction)
-    assert any("no margin" in note for note in found["notes"]) == (prediction == {"prediction": "= 0"})
-
-
 @pytest.mark.parametrize(
     ("metric", "pair", "interaction"),
     [("loss", "low", "low over high"), ("accuracy", "high", "high over low"), ("error rate", "low", "low over high")],
@@ -501,40 +417,6 @@ def test_compare_needs_neither_scipy_nor_matplotlib_for_text(tmp_path, capsys, m
     path = write(tmp_path / "a.jsonl", {"a": {1: 5.0, 2: 6.0}, "b": {1: 3.0, 2: 3.5}})
     assert cli.main(["compare", path, "--pair", "a", "b"]) == 0
     assert capsys.readouterr().out.splitlines()[3].split()[:5] == ["a", "−", "b", "2", "2.25"]
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [{"prediction": "maybe"}, {"prediction": "> 0", "margin": 0.1}, {"prediction": "= 0", "margin": -1}],
-)
-def test_a_prediction_that_cannot_be_tested_is_refused(tmp_path, capsys, entry):
-    asked = named(tmp_path / "n.json", {"name": "x", "rows": ["mha", "gain"]} | entry)
-    assert cli.main(["compare", write(tmp_path / "a.jsonl"), *asked]) == 2
-    assert "is not a contrast" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("content", "arguments", "message"),
-    [
-        ('{"t": []}', ["--table", "other"], "no contrasts for table 'other'. Choose from t"),
-        ('{"t": [{"name": "x"}]}', ["--table", "t"], '{"name": "x"} is not a contrast'),
-        ('{"t": [', ["--table", "t"], "Give a JSON file"),
-        ('{"t": []}', [], "--table"),
-        ('{"t": []}', ["--table", "t", "--pair", "mha", "gain"], "--pair"),
-        ('{"t": []}', ["--table", "t", "--split", "fit"], "--contrasts"),
-        (
-            '{"t": []}',
-            ["--table", "t", "--metric", "bits"],
-            "--contrasts",
-        ),
-    ],
-)
-def test_a_file_that_names_no_contrasts_is_refused_in_one_line(tmp_path, capsys, content, arguments, message):
-    (tmp_path / "named.json").write_text(content)
-    asked = [write(tmp_path / "a.jsonl"), "--contrasts", str(tmp_path / "named.json"), *arguments]
-    assert cli.main(["compare", *asked]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
 
 
 def test_losses_a_sentence_of_a_training_are_lines_of_their_own(tmp_path, capsys):

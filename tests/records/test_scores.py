@@ -6,7 +6,7 @@ import pytest
 
 from fairseq_lowrank.files import write_lines
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.tools.reporting import scores
+from fairseq_lowrank.records import scores
 
 END = "Generate test with beam=5: BLEU4 = 9.00, 50.0/25.0/6.2/3.1 (BP=1.000, ratio=1.000, syslen=9, reflen=9)"
 START = "2026-01-01 00:00:00 | INFO | fairseq_cli.generate | loading model(s) from checkpoint_best.pt"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.evidence.coverage import coverage
-from fairseq_lowrank.tools.reporting import statistics
+from fairseq_lowrank.records import statistics
 
 
 def test_three_seeds_by_hand():

@@ -2,8 +2,8 @@
 
 import pytest
 
+from experiments.papers.values import load_papers
 from fairseq_lowrank.tools.fairseq import parameters
-from fairseq_lowrank.tools.reporting.papers import load_papers
 
 ROWS = {row["architecture"]: row["settings"] for row in load_papers()["primer"]["tables"]["variations"]["rows"]}
 # The primer prints 16 and 20 heads of size 64 here. By its own rule, width / heads, these heads have size 80.

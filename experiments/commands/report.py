@@ -6,11 +6,11 @@ another scale than the paper's, it adds the difference: a smoke run, other sizes
 recipe's, if the paper gives none). Tables are never mixed: the Mixhead paper calls its tables 7 to 10 comparable only within
 themselves.
 
-  fairseq-lowrank report results/
-  fairseq-lowrank report results/ --paper mixhead --table table4
-  fairseq-lowrank report results/ --output report/           report.md and the learning curves
-  fairseq-lowrank report mine.jsonl --format latex                 lines that `record` wrote: means ± deviations by row
-  fairseq-lowrank report --logs mha.log mixhead-a.log --output report/     only the curves of logs
+  python -m experiments report results/
+  python -m experiments report results/ --paper mixhead --table table4
+  python -m experiments report results/ --output report/           report.md and the learning curves
+  python -m experiments report mine.jsonl --format latex                 lines that `record` wrote: means ± deviations by row
+  python -m experiments report --logs mha.log mixhead-a.log --output report/     only the curves of logs
 
 PRR (performance retention ratio) is 100 · score / score of the mha row. PEoP (performance elasticity of parameters) is
 the relative gain in score over the sha row, divided by the relative gain in attention parameters. Both are from the MHE poster,
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from fairseq_lowrank.cli import _output
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.tools.reporting.formats import FORMATS
+from fairseq_lowrank.records.formats import FORMATS
 
 NAME = "report"
 HELP = "print results next to the papers' values, with learning curves"
@@ -43,14 +43,14 @@ def add_arguments(parser) -> None:
 
 
 def run(args) -> None:
-    from fairseq_lowrank.tools.reporting import comparison, curves, papers, tables
+    from experiments.papers import comparison, curves, tables, values
 
     if not args.results and not args.logs:
         raise UserError("nothing to report. Give files of results, or logs with --logs.")
     if args.logs and not args.output:
         raise UserError(f"--logs {args.logs[0]}: curves need a folder. Add --output DIR.")
     lines = comparison.load_results(args.results)
-    found = comparison.build_report(lines, papers.load_papers(), paper=args.paper, table=args.table)
+    found = comparison.build_report(lines, values.load_papers(), paper=args.paper, table=args.table)
     plots = curves.with_logs(found, args.logs)
     if not found and not plots:
         asked = "".join(f" for {name}" for name in (args.paper, args.table) if name)
@@ -72,8 +72,8 @@ def run(args) -> None:
 
 def plot_figures(plots: dict[str, list[dict]], width: float | None = None) -> dict[str, tuple[str, object]]:
     """Return the file name and the figure of each plot."""
+    from experiments.papers import curves
     from fairseq_lowrank.tools import pictures
-    from fairseq_lowrank.tools.reporting import curves
 
     files = pictures.file_names("curves", plots)
     return {name: (files[name], curves.plot_curves(plots[name], name, width)) for name in plots}

@@ -7,34 +7,19 @@ comparable only within themselves. A run at another scale than the paper's is ma
 from __future__ import annotations
 
 import itertools
-import re
 import shlex
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
+from experiments.papers.values import canonical_paper, canonical_row, canonical_table, split_row
 from fairseq_lowrank.attention import AXES
 from fairseq_lowrank.files import say
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.parts import PLAIN
-from fairseq_lowrank.tools.reporting.papers import (
-    canonical_paper,
-    canonical_row,
-    canonical_table,
-    poster,
-    split_row,
-)
-from fairseq_lowrank.tools.reporting.results import RECORDED, read_results, results_files
+from fairseq_lowrank.records.lines import changed_data, listed, lower_is_better, scores_of, way_of
+from fairseq_lowrank.records.results import RECORDED, read_results, results_files
 
-# Metrics that are compared with one value of a paper: the papers do not name their BLEU scorer.
-FAMILIES = {"sacrebleu": "bleu", "tokenised_bleu": "bleu"}
-# Further scores of a line: their metric and split; None means the line's split.
-ADDED_SCORES = {
-    "tokenised_bleu": None,
-    "valid_tokenised_bleu": ("tokenised_bleu", "valid"),
-    "valid_perplexity": ("perplexity", "valid"),
-    "valid_loss": ("bits", "valid"),
-}
 # Means of scores, and their parts: GLUE's tasks with and without WNLI (most papers leave it out), with one of the two MNLI scores;
 # and the tasks of SuperGLUE that are prepared here.
 AVERAGES = {
@@ -44,8 +29,6 @@ AVERAGES = {
 }
 # The paper of the lines of `examples/own/compare.sh`.
 OWN = "own"
-# A metric with one of these words is better if it is lower.
-LOWER_IS_BETTER = {"perplexity", "ppl", "loss", "nll", "bpc", "error", "wer", "cer", "ter", "mse", "rmse", "mae"}
 # The fields of `way_of`, with what is said of rows that differ in them.
 WAY = {"scoring": "were scored in different ways", "signature": "have different signatures of BLEU"}
 WAY |= {"text": "were scored on different texts", "corpus": "are of different corpora"}
@@ -54,6 +37,10 @@ WAY |= {"tokens": "were scored on different numbers of tokens"}
 ENDS = {"max-update": "updates", "max-epoch": "epochs"}
 # Printed parameter counts are rounded, and may leave out biases and positions.
 PARAMETER_TOLERANCE = 0.02
+
+
+BASELINES = ("mha", "sha")
+"""What PRR and PEoP compare with."""
 
 
 def prr(score: float, mha_score: float) -> float:
@@ -197,64 +184,12 @@ def short_count(count: float) -> str:
     return f"{count / 1e6:.2f}M" if count < 1e8 else f"{count / 1e6:.1f}M"
 
 
-def scores_of(line: dict, published: dict | None = None) -> dict[tuple[str, str], float]:
-    """Return every score of a line, by metric and split; its training perplexity only if the paper prints one."""
-    scores = {(line["metric"], line["split"]): line["value"]}
+def train_perplexity(line: dict, published: dict | None) -> dict[tuple[str, str], float]:
+    """Return the perplexity of a line's last epoch of training, if the paper prints one."""
     printed = (published or {}).get("values", {}).get("perplexity", {})
     last = (line.get("curve") or [{}])[-1].get("train_loss")
-    if "train" in printed and last is not None:
-        # the loss is in base 2, averaged over the updates of the last epoch
-        scores["perplexity", "train"] = 2**last
-    for name, where in ADDED_SCORES.items():
-        if line.get(name) is not None:
-            scores[where or ("tokenised_bleu", line["split"])] = line[name]
-    scores |= {("bits", split): found["bits"] for split, found in line.get("losses", {}).items()}
-    return scores | {(metric, line["split"]): value for metric, value in line.get("scores", {}).items()}
-
-
-def listed(names: Iterable[object], most: int = 20) -> str:
-    """Return different names, separated by commas; of a long list the number of those that are left out."""
-    found = list(dict.fromkeys(map(str, names)))
-    rest = f" and {len(found) - most} more" if len(found) > most else ""
-    return (", ".join(found[:most]) or "none") + rest
-
-
-def way_of(line: dict) -> dict[str, str]:
-    """Return how a line's score came about, by field; a field that the line does not have is left out.
-
-    Scores of the same metric are comparable if they agree in every field that both have. A signature is without sacrebleu's version.
-    """
-    metric = line["metric"]
-    signature = line.get({"sacrebleu": "signature", "tokenised_bleu": "tokenised_signature"}.get(metric, ""))
-    way = {"scoring": line["scoring"] or "no flags"} if "scoring" in line else {}
-    if signature is not None:
-        way["signature"] = "|".join(part for part in str(signature).split("|") if not part.startswith("version:"))
-    names = ["corpus"] + ["text"] * (metric == "sacrebleu")
-    names += ["tokens"] * (metric in ("perplexity", "loss") and not line.get("further"))
-    return way | {name: str(line[name]) for name in names if line.get(name) is not None}
-
-
-def changed_data(lines: Iterable[dict]) -> list[str]:
-    """Return a note for each corpus whose lines have different data, such as another test set under the same name."""
-    found: dict[str, set[str]] = {}
-    for line in lines:
-        if "corpus" in line and "data" in line:
-            found.setdefault(line["corpus"], set()).add(line["data"])
-    return [
-        f"Corpus {name} was prepared again with other sentences or dictionaries, so its scores may not be comparable"
-        for name, hashes in found.items()
-        if len(hashes) > 1
-    ]
-
-
-def family(metric: str) -> str:
-    return FAMILIES.get(metric, metric)
-
-
-def lower_is_better(metric: str) -> bool:
-    """Return True for losses, perplexities and errors; all other metrics are scores."""
-    words = re.split(r"[\s_-]+", metric.lower())
-    return words == ["bits"] or words[:2] == ["bits", "per"] or not LOWER_IS_BETTER.isdisjoint(words)
+    # the loss is in base 2, averaged over the updates of the last epoch
+    return {("perplexity", "train"): 2**last} if "train" in printed and last is not None else {}
 
 
 def collect(lines: list[dict], published: dict | None) -> dict:
@@ -281,7 +216,7 @@ def collect(lines: list[dict], published: dict | None) -> dict:
     latest = {(line["seed"], line["metric"], line["split"]): line for line in lines}
     by_seed: dict[tuple[str, str], dict[int, float]] = {}
     for line in latest.values():
-        for where, value in scores_of(line, published).items():
+        for where, value in (scores_of(line) | train_perplexity(line, published)).items():
             by_seed.setdefault(where, {})[line["seed"]] = value
     # both are of the best validation; only the one of the kind of the line's own score is shown
     if {("perplexity", "valid"), ("bits", "valid")} <= by_seed.keys() and "losses" not in lines[-1]:
@@ -451,7 +386,6 @@ def add_ratios(rows: list[dict]) -> None:
 
     They are computed over common seeds; the row's `left_out` lists other seeds.
     """
-    baselines = poster()["presets"]
     by_name = {(canonical_row(row["row"]), row["ours"]["smoke"]): row["ours"] for row in rows if row["ours"]}
 
     for row in rows:
@@ -463,11 +397,11 @@ def add_ratios(rows: list[dict]) -> None:
             other = by_name.get((canonical_row(f"{rest}-{name}".strip("-")), ours["smoke"]))
             return other if other and about_as_long(other, ours) and alike(other["way"], ours["way"]) else None
 
-        mha, sha = (partner(baselines[ratio]) for ratio in ("prr", "peop"))
+        mha, sha = (partner(name) for name in BASELINES)
         for score in row["ours"]["scores"]:
             if lower_is_better(score["metric"]):
                 continue
-            if preset != baselines["prr"] and (means := means_of_common_seeds("PRR", row["ours"], score, mha)):
+            if preset != BASELINES[0] and (means := means_of_common_seeds("PRR", row["ours"], score, mha)):
                 score["prr"] = prr(*means)
             count, count_sha = (one["attention_parameters"] or 0 if one else 0 for one in (row["ours"], sha))
             comparable = count and count_sha and count != count_sha

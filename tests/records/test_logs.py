@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from fairseq_lowrank.tools.reporting import logs
+from fairseq_lowrank.records import logs
 
 # As fairseq 0.12 logs with --log-format json. The run was interrupted in epoch 2 and resumed from epoch 1's checkpoint.
 EVENTS = [

@@ -1,40 +1,23 @@
-"""Contrasts between rows of results files, for :mod:`~fairseq_lowrank.tools.reporting.statistics`."""
+"""Contrasts between rows of results files, for :mod:`~fairseq_lowrank.records.statistics`."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import re
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from fairseq_lowrank.messages import UserError, did_you_mean
-from fairseq_lowrank.tools.reporting import statistics
-from fairseq_lowrank.tools.reporting.comparison import (
-    changed_data,
-    family,
-    listed,
-    lower_is_better,
-    scores_of,
-    way_of,
-)
-from fairseq_lowrank.tools.reporting.results import origins, read_results, results_files
-from fairseq_lowrank.tools.reporting.sentences import VALUES
+from fairseq_lowrank.records import statistics
+from fairseq_lowrank.records.lines import changed_data, family, listed, lower_is_better, scores_of, way_of
+from fairseq_lowrank.records.results import origins, read_results, results_files
+from fairseq_lowrank.records.sentences import VALUES
 
 KEY = ("paper", "table", "metric", "split")
-
-
-SIDES = {">": ">", "at least": ">", "<": "<", "at most": "<", "=": "="}
-HELD, CONTRADICTED, UNCLEAR = "held", "contradicted", "unclear"
-# Equality is claimed if the two one-sided tests have a p below this.
-EQUIVALENCE_LEVEL = 0.05
 
 
 @dataclass(frozen=True)
@@ -48,9 +31,7 @@ class Contrast:
         metric: the metric of the rows.
         comparison: the result; ``None`` if a row has no runs yet.
         notes: reasons to be careful with the result.
-        prediction: the prediction before the runs, see :func:`read_prediction`.
-        margin: with a prediction of equality, such as "= 0", the greatest difference that counts as equal.
-        resolution: the least step of the scores, see :func:`~fairseq_lowrank.tools.reporting.statistics.student`.
+        resolution: the least step of the scores, see :func:`~fairseq_lowrank.records.statistics.student`.
         splits: the corpora and splits of the scores, such as "multi30k test".
         seeds: the seeds that all rows have.
     """
@@ -61,42 +42,9 @@ class Contrast:
     metric: str
     comparison: statistics.Comparison | None
     notes: tuple[str, ...]
-    prediction: str | None = None
-    margin: float | None = None
     resolution: float = 0.0
     splits: tuple[str, ...] = ()
     seeds: tuple[int, ...] = ()
-
-    @property
-    def equivalence_p(self) -> float | None:
-        """Return the p of the test that the difference is within the margin."""
-        if self.margin is None or self.comparison is None or self.prediction is None:
-            return None
-        _, value = read_prediction(self.prediction)
-        return statistics.equivalence_p(
-            [mean - value for mean in self.comparison.seed_means], self.margin, self.resolution
-        )
-
-    @property
-    def outcome(self) -> str | None:
-        """Return held, contradicted or unclear, by Student's 95 % interval over seeds, or by the test of equivalence.
-
-        A prediction is contradicted if the entire interval is on the other side (for an equality: outside the margin).
-        """
-        if self.prediction is None or self.comparison is None:
-            return None
-        if self.comparison.low is None or self.comparison.high is None:
-            return UNCLEAR
-        side, value = read_prediction(self.prediction)
-        low, high = self.comparison.low - value, self.comparison.high - value
-        if side == "=":
-            if (p := self.equivalence_p) is not None and p < EQUIVALENCE_LEVEL:
-                return HELD
-            margin = self.margin or 0.0
-            return CONTRADICTED if low > margin or high < -margin else UNCLEAR
-        if side == "<":
-            low, high = -high, -low
-        return HELD if low > 0 else CONTRADICTED if high < 0 else UNCLEAR
 
     @property
     def better(self) -> str | None:
@@ -243,7 +191,7 @@ def compare_rows(
 
     Raises:
         UserError: rows have scores of different sentences or units; see also :func:`scores` and
-            :func:`~fairseq_lowrank.tools.reporting.statistics.paired_differences`.
+            :func:`~fairseq_lowrank.records.statistics.paired_differences`.
     """
 
     def contrast(name: str, rows: Sequence[str]) -> Contrast:
@@ -307,113 +255,6 @@ def _latest(lines: list[dict], rows: Sequence[str]) -> list[dict]:
 def _split_name(line: dict) -> str:
     """Return the corpus and the split of a line, if they are known."""
     return " ".join(str(line[name]) for name in ("corpus", "split") if line.get(name) is not None)
-
-
-@dataclass(frozen=True)
-class PlannedContrast:
-    """A contrast that was chosen and predicted before the runs: A − B, or (A − B) − (C − D).
-
-    Args:
-        margin: with the prediction "= 0", the greatest difference that counts as 0.
-    """
-
-    name: str
-    rows: tuple[str, ...]
-    metric: str
-    split: str
-    prediction: str
-    margin: float | None = None
-
-
-def read_planned(path: Path, table: str) -> list[PlannedContrast]:
-    """Read a table's contrasts from a JSON file: ``{TABLE: [{"name", "rows", "metric", "split", "prediction"}, …]}``.
-
-    If the prediction is "= 0", an entry may have a ``margin``.
-
-    Raises:
-        UserError: there is no such file or table, or an entry is not a contrast.
-    """
-    try:
-        tables = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"--contrasts {path}: {error}. Give a JSON file.") from error
-    if not isinstance(tables, dict) or not isinstance(tables.get(table), list):
-        known = listed(tables) if isinstance(tables, dict) else "none"
-        raise UserError(f"--contrasts {path}: no contrasts for table {table!r}. Choose from {known}.")
-    found = []
-    for entry in tables[table]:
-        try:
-            one = PlannedContrast(**entry)
-            _check_planned(one)
-        except (TypeError, ValueError) as error:
-            fields = ", ".join(field.name for field in dataclasses.fields(PlannedContrast))
-            text = json.dumps(entry, ensure_ascii=False)[:60]
-            raise UserError(f"--contrasts {path}: {text} is not a contrast ({error}). Give {fields}.") from error
-        found.append(one)
-    return found
-
-
-def read_prediction(text: str) -> tuple[str, float]:
-    """Return the side (``>``, ``<`` or ``=``) and the number of a text such as "> 0", "= 0", "at least 0.1" or "at most 0.1".
-
-    Raises:
-        UserError: the text has another form.
-    """
-    match = re.fullmatch(rf"({'|'.join(SIDES)}) (-?\d+(?:\.\d+)?)", text) if isinstance(text, str) else None
-    if match is None:
-        raise UserError(f"prediction is {text!r}, expected one of {', '.join(SIDES)}, with a number")
-    return SIDES[match[1]], float(match[2])
-
-
-def _check_planned(one: PlannedContrast) -> None:
-    """Raise UserError unless a contrast is complete."""
-    if not all(isinstance(value, str) for value in (one.name, one.metric, one.split)):
-        raise UserError("expected texts as name, metric and split")
-    if len(one.rows) not in (2, 4):
-        raise UserError(f"{len(one.rows)} rows, expected 2 or 4 names")
-    side, _ = read_prediction(one.prediction)
-    if one.margin is None:
-        return
-    if side != "=":
-        raise UserError(f"a margin with the prediction {one.prediction!r}, expected '= 0'")
-    if isinstance(one.margin, bool) or not isinstance(one.margin, (int, float)) or not 0 < one.margin < math.inf:
-        raise UserError(f"margin is {one.margin!r}, expected a number above 0")
-
-
-def compare_planned(
-    lines: list[dict], named: Iterable[PlannedContrast], *, draws: int = statistics.DRAWS
-) -> list[Contrast]:
-    """Return the planned contrasts in their order; without a comparison if a row has no runs, or there is no common seed.
-
-    Raises:
-        UserError: see :func:`~fairseq_lowrank.tools.reporting.statistics.paired_differences`.
-    """
-    run = {line["row"] for line in lines}
-    result: list[Contrast] = []
-    for one in named:
-        chosen = [line for line in lines if (line["metric"], line.get("split")) == (one.metric, one.split)]
-        planned: dict[str, Any] = {"name": f"{one.name}, {one.split}"}
-        planned |= {"prediction": one.prediction, "margin": one.margin}
-        seeds = {row: {line["seed"] for line in chosen if line["row"] == row} for row in one.rows}
-        if missing := [row for row in seeds if not seeds[row]]:
-            states = {"not run yet": [row for row in missing if row not in run]}
-            states[f"run, without {one.metric} of {one.split}"] = [row for row in missing if row in run]
-            notes = tuple(f"{state}: {', '.join(rows)}" for state, rows in states.items() if rows)
-        elif not set.intersection(*seeds.values()):
-            shown = "; ".join(f"{row}: {', '.join(map(str, sorted(found)))}" for row, found in seeds.items())
-            notes = (f"no common seed ({shown})",)
-        else:
-            notes = ()
-        if notes:
-            empty: dict[str, Any] = {"unit": one.metric, "rows": tuple(one.rows), "metric": one.metric}
-            result.append(Contrast(**planned, **empty, comparison=None, notes=notes))
-            continue
-        pairs, interactions = ([one.rows], []) if len(one.rows) == 2 else ([], [one.rows])
-        [contrast] = compare_rows(chosen, pairs, interactions, draws=draws)
-        if read_prediction(one.prediction)[0] == "=" and one.margin is None:
-            planned["notes"] = (*contrast.notes, "no margin was stated, so equality cannot be shown")
-        result.append(dataclasses.replace(contrast, **planned))
-    return result
 
 
 def _check_sentences(lines: list[dict], rows: Sequence[str]) -> None:
@@ -519,10 +360,6 @@ def as_rows(contrasts: Sequence[Contrast]) -> list[dict]:
             **_values(contrast.comparison),
             "t_holm": holm,
             "better": contrast.better,
-            "prediction": contrast.prediction,
-            "margin": contrast.margin,
-            "equivalence_p": contrast.equivalence_p,
-            "outcome": contrast.outcome,
             "notes": contrast.notes,
         }
         for contrast, holm in zip(contrasts, corrected, strict=True)
@@ -535,65 +372,3 @@ def _values(comparison: statistics.Comparison | None) -> dict:
     # JSON has no infinity, the t of equal differences for all seeds
     infinite = comparison.t is not None and math.isinf(comparison.t)
     return asdict(comparison) | ({"t": None} if infinite else {})
-
-
-OUTCOME_COLOURS = {HELD: "#0072b2", CONTRADICTED: "#e06040", UNCLEAR: "#8c8c8c", None: "#000000"}
-COLOUR_NAMES = {HELD: "blue", CONTRADICTED: "red", UNCLEAR: "grey"}
-
-
-def letters(row: dict) -> list[str]:
-    """Return a line that says which rows A, B and so on are, if the contrast's name does not contain them."""
-    if all(name in row["contrast"] for name in row["rows"]):
-        return []
-    return [", ".join(f"{letter}={name}" for letter, name in zip("ABCD", row["rows"], strict=False))]
-
-
-def verdict(row: dict) -> str:
-    """Return the outcome, the better side and the number of seeds of a row of :func:`as_rows`, in words."""
-    if row["mean"] is None:
-        return "no result yet"
-    better = f"{row['better']} {'better' if len(row['rows']) == 2 else 'by more'}" if row["better"] else None
-    seeds = f"{row['seeds']} seed{'s' * (row['seeds'] > 1)}"
-    return "; ".join(filter(None, (row["outcome"], better or "neither side clearly better", seeds)))
-
-
-def plot_contrasts(rows: Sequence[dict]):
-    """Return a figure with a line for each row of :func:`as_rows`.
-
-    A thin bar is Student's 95 % interval, a broad bar the interval over sentences. The diamond is the mean, circles are the
-    seeds' means, and a grey band is the margin within which a difference counts as 0.
-    """
-    from fairseq_lowrank.tools import pictures
-
-    names = [
-        "\n".join(textwrap.fill(text, 70) for text in (row["contrast"], *letters(row), verdict(row))) for row in rows
-    ]
-    names = [pictures.plain(name) for name in names]
-    lines = sum(1 + name.count("\n") for name in names)
-    figure, axes = pictures.new_figure(8.5, 1.1 + 0.12 * len(rows) + 0.17 * lines)
-    for place, row in enumerate(rows):
-        if row["mean"] is None:
-            continue
-        colour = OUTCOME_COLOURS[row["outcome"]]
-        if row["margin"] is not None:
-            axes.fill_betweenx([place - 0.35, place + 0.35], -row["margin"], row["margin"], color="0.85")
-        if row["sentences_low"] is not None:
-            over = [row["sentences_low"], row["sentences_high"]]
-            axes.plot(over, [place, place], "-", color=colour, linewidth=7, alpha=0.3, solid_capstyle="butt")
-        if row["low"] is not None:
-            axes.plot([row["low"], row["high"]], [place, place], "-", color=colour, linewidth=1.5)
-        axes.plot(row["seed_means"], [place] * row["seeds"], "o", color=colour, fillstyle="none", markersize=5)
-        axes.plot([row["mean"]], [place], "D", color=colour, markersize=6)
-    axes.axvline(0, color="0.3", linewidth=1)
-    axes.set_yticks(range(len(rows)), names, fontsize=8)
-    axes.set_ylim(len(rows) - 0.5, -0.5)
-    units = pictures.plain(", ".join(dict.fromkeys(row["unit"] for row in rows)))
-    legend = "diamond: mean; circles: seeds; line: 95 % interval, t over seeds"
-    legend += "; broad bar: over sentences" if any(row["sentences_low"] is not None for row in rows) else ""
-    outcomes = {row["outcome"] for row in rows if row["mean"] is not None}
-    legend += "".join(f"; {colour}: {outcome}" for outcome, colour in COLOUR_NAMES.items() if outcome in outcomes)
-    legend += "; grey band: stated margin" if any(row["margin"] is not None for row in rows) else ""
-    sides = {"left: A is better, right: B" if row["lower_is_better"] else "left: B is better, right: A" for row in rows}
-    side = f" ({sides.pop()})" if len(sides) == 1 else ""
-    figure.supxlabel(f"difference A − B in {units}{side}\n{legend}", fontsize=8)
-    return figure

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy
 
+from experiments.papers.comparison import plot_name
+from experiments.papers.values import canonical_row, split_row
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.parts import PLAIN
-from fairseq_lowrank.tools.reporting.comparison import plot_name
-from fairseq_lowrank.tools.reporting.logs import read_training_log
-from fairseq_lowrank.tools.reporting.papers import canonical_row, split_row
+from fairseq_lowrank.records.logs import read_training_log
 
 # Tables with more rows than this get a plot for each setting.
 MOST_ROWS = 9

@@ -9,9 +9,9 @@ import pytest
 
 from experiments.packing import read_log
 from fairseq_lowrank import __version__, cli
-from fairseq_lowrank.tools import provenance
-from fairseq_lowrank.tools.reporting.logs import FROM_SCRATCH
-from fairseq_lowrank.tools.reporting.results import read_results
+from fairseq_lowrank.records import provenance
+from fairseq_lowrank.records.logs import FROM_SCRATCH
+from fairseq_lowrank.records.results import read_results
 from fairseq_lowrank.versions import commit
 
 RESULTS = Path(__file__).resolve().parents[3] / "results"

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from fairseq_lowrank.files import named_if_full, read_lines, regular_file, say
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.tools.locks import append_whole, locked
-from fairseq_lowrank.tools.reporting import schema
-from fairseq_lowrank.tools.reporting.schema import MEASUREMENT, TRAINING, Line
-from fairseq_lowrank.tools.reporting.sentences import add_sentences, append_sentences, take_sentences
+from fairseq_lowrank.records import schema
+from fairseq_lowrank.records.locks import append_whole, locked
+from fairseq_lowrank.records.schema import MEASUREMENT, TRAINING, Line
+from fairseq_lowrank.records.sentences import add_sentences, append_sentences, take_sentences
 
 # A line of `record` has no paper. Reports read it as a row of a table with the name of its file.
 RECORDED = "recorded"
@@ -68,7 +68,7 @@ def read_results(
     left out too. A measurement without a training (it has no
     architecture) is left out unless `measurements` is true. With `scores`, every line with a row, a seed, a metric and a value is
     used. With `recorded`, the lines of `record` are completed as lines of a paper called "recorded". With `sentences`, lines have
-    the values of their sentences, see :func:`~fairseq_lowrank.tools.reporting.sentences.add_sentences`.
+    the values of their sentences, see :func:`~fairseq_lowrank.records.sentences.add_sentences`.
     """
     lines = []
     for number, text in enumerate(read_lines(path) if path.exists() else (), start=1):
@@ -113,7 +113,7 @@ def check(line: object, needed: Iterable[str] = TRAINING) -> None:
 def append_result(path: Path, line: dict) -> None:
     """Append one line, completely or not at all; several processes may append at the same time.
 
-    Values of sentences go to the compressed file next to it, see :mod:`~fairseq_lowrank.tools.reporting.sentences`. If the last line has no end, because a process was killed, it is ended first.
+    Values of sentences go to the compressed file next to it, see :mod:`~fairseq_lowrank.records.sentences`. If the last line has no end, because a process was killed, it is ended first.
 
     Raises:
         UserError: a field is missing, has a wrong type, or is not finite.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
-from fairseq_lowrank.tools.reporting import formats
-from fairseq_lowrank.tools.reporting.comparison import family, lower_is_better, plot_name, short_count
+from experiments.papers.comparison import plot_name, short_count
+from fairseq_lowrank.records import formats
+from fairseq_lowrank.records.lines import family, lower_is_better
 
 NAMES = {
     "loss": "loss (nats per token)",

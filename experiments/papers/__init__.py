@@ -1,0 +1,1 @@
+"""The papers' published values, results next to them, and contrasts that were predicted before the runs."""
