@@ -65,7 +65,7 @@ def add_format_arguments(parser, name: str) -> None:
 
 def run(args) -> None:
     if not args.pair and not args.interaction:
-        raise UserError("nothing to compare. Name rows with --pair A B or --interaction A B C D.")
+        raise UserError("nothing to compare. Add --pair A B or --interaction A B C D.")
 
     from fairseq_lowrank.records import contrasts
 

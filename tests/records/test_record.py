@@ -14,7 +14,7 @@ from fairseq_lowrank.records.logs import FROM_SCRATCH
 from fairseq_lowrank.records.results import read_results
 from fairseq_lowrank.versions import commit
 
-RESULTS = Path(__file__).resolve().parents[3] / "results"
+RESULTS = Path(__file__).resolve().parents[2] / "results"
 END = "Generate test with beam=5: BLEU4 = 9.00\n"
 SETTINGS = "2026 | INFO | fairseq_cli.generate | {'generation': {'score_reference': False}}\n"
 TRANSLATED = "S-{0}\tein hund\nT-{0}\t{1}\nH-{0}\t-0.5\t{2}\nD-{0}\t-0.5\t{2}\n"
