@@ -9,6 +9,7 @@ import torch
 pytest.importorskip("fairseq")
 
 from experiments.evidence import decoding, patterns
+from fairseq_lowrank.records.results import read_results
 from fairseq_lowrank.tools.fairseq import architecture
 from fairseq_lowrank.tools.fairseq.checkpoints import load_model, load_state
 
