@@ -65,13 +65,13 @@ def test_both_models_are_compared_and_a_kill_adds_no_update(tmp_path):
     header, own, plain, difference, _, note = first.stdout.splitlines()[-6:]
     assert header.split() == ["--attention", "parameters", "validation", "loss", "BLEU"] and "one seed" in note
     number = r" +(\d[\d,]*) +(\d+\.\d{3}) +(\d+\.\d\d)"
-    own, plain = (re.fullmatch(name + number, line) for name, line in (("mixhead-b", own), ("mha", plain)))
-    # 3 attention sublayers of 4 heads of size 8: B is 4 × 4, W^M is 8 × 4
+    own, plain = (re.fullmatch(name + number, line) for name, line in (("mixhead-a", own), ("mha", plain)))
+    # 3 attention sublayers of 4 heads: M is 4 × 4
     size, baseline = (int(found[1].replace(",", "")) for found in (own, plain))
-    assert size - baseline == 3 * (4 * 4 + 8 * 4)
-    assert f" +144 (+{144 / baseline:.2%}) " in difference
+    assert size - baseline == 3 * 4 * 4
+    assert f" +48 (+{48 / baseline:.2%}) " in difference
     assert f"{float(own[2]) - float(plain[2]):+.3f}" in difference
-    assert "--attention mixhead-b" in first.stdout and "--attention mha" in first.stdout
+    assert "--attention mixhead-a" in first.stdout and "--attention mha" in first.stdout
     [sentence] = [line for line in first.stdout.splitlines() if "fairseq-lowrank translate" in line]
     translated = subprocess.run(
         ["bash", "-c", sentence],
@@ -82,7 +82,7 @@ def test_both_models_are_compared_and_a_kill_adds_no_update(tmp_path):
     assert (translated.returncode, translated.stdout.count("\n")) == (0, 1), translated.stderr
 
     # as if all had been killed between the last checkpoint and fairseq-train's last words
-    [run] = (tmp_path / "smoke" / "runs" / "quickstart-grammar").glob("mixhead-b*")
+    [run] = (tmp_path / "smoke" / "runs" / "quickstart-grammar").glob("mixhead-a*")
     [results] = (tmp_path / "smoke" / "quickstart").glob("*.jsonl")
     results.unlink()
     log, checkpoint, note = run / "train.log", run / "checkpoints" / "checkpoint_last.pt", run / "run.json"
@@ -90,7 +90,7 @@ def test_both_models_are_compared_and_a_kill_adds_no_update(tmp_path):
     before = log.read_text(), checkpoint.stat().st_mtime_ns
     again = quickstart(SMOKE="1", LOWRANK_WORK=str(tmp_path))
     assert again.stdout == first.stdout
-    assert "mixhead-b (seed 1): trained already" in again.stderr and "mha (seed 1): trained already" in again.stderr
+    assert "mixhead-a (seed 1): trained already" in again.stderr and "mha (seed 1): trained already" in again.stderr
     assert (log.read_text(), checkpoint.stat().st_mtime_ns) == before
 
 
