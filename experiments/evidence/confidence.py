@@ -19,7 +19,7 @@ def label(settings: Mapping[str, Sequence[float]]) -> str:
     """Return the label of an answer.
 
     Args:
-        settings: by setting, the differences of two rows by seed. A setting has a corpus or task and a number of heads.
+        settings: by setting, the differences of two rows by seed. A setting is one corpus or task and one number of heads.
     """
     sure = sum(len(found) >= 3 and one_sided(found) for found in settings.values())
     return "strong" if sure >= 2 and sure == len(settings) else "moderate" if sure else "weak"
