@@ -17,6 +17,7 @@ from experiments.corpora.__main__ import main as prepare
 from experiments.corpora.wordpieces import WordPieces
 from fairseq_lowrank import cli
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.models.transformer import LowrankTransformerModel
 from fairseq_lowrank.progress import Progress
 from fairseq_lowrank.raw_text import SUBWORDS
 from fairseq_lowrank.records.scores import read_hypotheses
@@ -88,6 +89,39 @@ def test_raw_text_is_translated_as_by_fairseq_generate(own, train, fairseq_comma
     capsys.readouterr()
     assert cli.main(["translate", str(checkpoint), str(tmp_path / "test.de"), "--beam", "3"]) == 0
     assert capsys.readouterr().out.splitlines() == expected
+
+
+def test_six_roads_give_equal_translations(own, train, fairseq_command, capsys, tmp_path):
+    """Of raw text, with a model whose subwords fairseq's commands can cut too."""
+    transformers = pytest.importorskip("transformers")
+    import fairseq_lowrank.huggingface  # noqa: F401
+
+    data = own(*CUTS["raw"]) / "bin"
+    checkpoint, texts = train(data), [german for german, _ in PAIRS]
+    search = [data, "--path", checkpoint, "--cpu", "--beam", 3]
+    pieces = {"bpe": "sentencepiece", "sentencepiece_model": str(data / "subwords.model")}
+
+    def of_log(said):
+        (tmp_path / "out").write_text(said, encoding="utf-8")
+        return read_hypotheses(tmp_path / "out")
+
+    expected = of_log(fairseq_command("generate", *search, "--remove-bpe", "sentencepiece"))
+    assert expected[0] == PAIRS[0][1]  # the model knows it by heart
+    flags = ["--bpe", "sentencepiece", "--sentencepiece-model", pieces["sentencepiece_model"]]
+    said = fairseq_command("interactive", *search, *flags, "--input", tmp_path / "test.de")
+    assert re.findall(r"^D-\d+\t\S+\t(.*)$", said, re.MULTILINE) == expected
+    hub = LowrankTransformerModel.from_pretrained(str(checkpoint.parent), checkpoint.name, str(data), **pieces)
+    assert hub.translate(texts, beam=3) == expected
+    assert list(Translator(checkpoint).translate(texts, beam=3)) == expected
+    capsys.readouterr()
+    assert cli.main(["translate", str(checkpoint), str(tmp_path / "test.de"), "--beam", "3"]) == 0
+    assert capsys.readouterr().out.splitlines() == expected
+    folder = str(tmp_path / "exported")
+    assert cli.main(["export", str(checkpoint), folder, "--to", "transformers", "--beam", "3"]) == 0
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder)
+    found = model.generate(**tokenizer(texts, return_tensors="pt", padding=True))
+    assert tokenizer.batch_decode(found, skip_special_tokens=True) == expected
 
 
 def test_standard_input_keeps_its_lines(own, train, monkeypatch, capsys):
