@@ -155,3 +155,17 @@ def test_a_factored_embedding_starts_with_the_variance_of_a_whole_one(plugins_le
         assert torch.linalg.matrix_rank(decoder.project_in_dim(decoder.embed_tokens.weight)) <= rank
         assert decoder.output_projection.weight.shape == (96, width)
     assert list(deviations.values()) == pytest.approx([width**-0.5] * 4, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("here", "values", "outcome"),
+    [
+        ("points", [0.10, 0.11, 0.12], "as it says"),
+        ("points", [-0.10, -0.11, -0.12], "the opposite"),
+        ("points", [-0.1, 0.1, 0.05], "no difference seen"),
+        ("bits", [0.02, 0.021, 0.022], "no claim below 0.04"),
+        ("points", [0.1], "–"),
+    ],
+)
+def test_a_claim_is_judged_by_sign_and_size(here, values, outcome):
+    assert documents.Claim("a document", "a claim", here, "small", {"": values}).outcome() == outcome
