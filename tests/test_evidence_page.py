@@ -54,7 +54,10 @@ def test_a_controlled_task_has_tables_of_its_name(task):
 
 
 WRONG = {  # a row of a page, and a wrong form of it
-    "documents": (" | 0.258 (0.177 … 0.340) | as it says | moderate |", " | 0.158 (0.177 … 0.340) | the opposite | strong |"),
+    "documents": (
+        " | 0.258 (0.177 … 0.340) | as it says | moderate |",
+        " | 0.158 (0.177 … 0.340) | the opposite | strong |",
+    ),
     "heads": ("| OV | 2.4e-4 | 1.2e-4 | 6.9e-3 | 0.736 |", "| OV | 2.5e-4 | 9.9e-9 | 6.8e-3 | 0.700 |"),
     "language-models": (" | 2.7508 | 2.2393 | 3 | 1.37 | ", " | 2.7509 | 1.2393 | 2 | 1.07 | "),
     "measure": (" | all 32 | 32, 32 of 32 |", " | all 32 | 31 of 32 |"),
