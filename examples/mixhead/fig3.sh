@@ -2,7 +2,7 @@
 # What: Spectra of the attention matrices on WikiText-103, with sigsoftmax too, and on LM1B, there also of Transformer-XL.
 # Table: Mixhead paper, figure 3 (§4.4.1).
 # Result: Pictures and their numbers. Rows of tables 1 and 3 that are not done are trained first.
-# Time: 6 trainings, about 271 hours on one H100, as COST=1 estimates.
+# Time: 6 trainings, about 370 hours on one H100, each alone and under one seed, as COST=1 estimates.
 # Our choice: Transformer-XL, whose n is below d_k, reads its segments alone, without memory, so that the matrices are square.
 if [ -n "${ROWS:-}" ]; then
     echo "ROWS=$ROWS: figure 3 has fixed rows of two tables. Remove ROWS." >&2

@@ -3,7 +3,7 @@
 #   sigsoftmax.
 # Table: Mixhead paper, table 2.
 # Result: Perplexity on validation and test set.
-# Time: 12 trainings, about 3 hours on one H100 or 1,934 hours on 2 cores, as COST=1 estimates.
+# Time: 12 trainings, about 3.0 hours on one H100, each alone and under one seed, as COST=1 estimates.
 # Our choice: Dropout 0.5 and 10,000 updates. The paper (§4.1.3) asks for stronger dropout than usual, and gives no value.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"

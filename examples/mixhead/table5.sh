@@ -2,7 +2,7 @@
 # What: A published BERT-base, fine-tuned on eight tasks of GLUE as it is and with Mixhead B.
 # Table: Mixhead paper, table 5 (§4.3).
 # Result: Scores of the development parts. A run's folder in $LOWRANK_WORK has `predictions` with the files for the test server.
-# Time: 16 trainings, about 5.9 hours on one H100 or 1,233 hours on 2 cores, as COST=1 estimates.
+# Time: 16 trainings, about 5.9 hours on one H100, each alone and under one seed, as COST=1 estimates.
 # Our choice: 5 epochs instead of BERT's 3, and 10 times the rate for the mixing. The paper's appendix with its settings is not
 #   available to us.
 #

@@ -2,7 +2,7 @@
 # What: 2 to 10 heads of size 64 in Baevski and Auli's Transformer on WikiText-103, with and without Mixhead.
 # Table: Mixhead paper, table 8.
 # Result: Perplexity on training, validation and test set.
-# Time: 15 trainings, about 154 hours on one H100, as COST=1 estimates.
+# Time: 15 trainings, about 470 hours on one H100, each alone and under one seed, as COST=1 estimates.
 # Our choice: A context of 25/32 of a block when scoring, as in all tables but table 9.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"
