@@ -3,7 +3,8 @@
 The line has the row, the seed, a metric and its value (docs/results-format.md). With `--train-log` it also has the updates,
 the speed and the learning curve. The score is one of these:
 
-- `--generate-log`: BLEU of sacrebleu, from the output of fairseq-generate. Subwords must be joined (`--remove-bpe`).
+- `--generate-log`: BLEU of sacrebleu, from the output of fairseq-generate. Subwords must be joined (`--remove-bpe`). If the text
+  is tokenised, the score is BLEU of its tokens, `tokenised_bleu`, which is not comparable with sacrebleu of plain text.
 - `--eval-log`: the perplexity in the output of fairseq-eval-lm.
 - `--score`: a JSON file with `metric` and `value`, and with `sentence_values` for tests over sentences.
 - none of them: the best validation perplexity of the training log, of the subset `--split`.
@@ -116,6 +117,8 @@ def _bleu(path: Path, language: str | None) -> dict:
         raise UserError("has no hypotheses. Give the log of fairseq-generate.")
     if hypotheses == references and not decoded:
         raise UserError(scores.REFERENCES_SCORED)
+    if scores.are_tokenised(references):
+        return scores.tokenised_bleu(hypotheses, references)
     return scores.bleu(hypotheses, references, language=language)
 
 

@@ -23,6 +23,10 @@ TOKENISERS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"} | dict.fromkeys(
 )
 LONG_CODES = {"zho": "zh", "cmn": "zh", "jpn": "ja", "kor": "ko", "tha": "th", "lao": "lo", "khm": "km", "mya": "my"}
 LONG_CODES |= {"bod": "bo", "dzo": "dz"}
+# Moses's entities, and marks that a tokeniser separates from words.
+ENTITIES = re.compile(r"&(?:apos|quot|amp|lt|gt|bar|#91|#93|#124);| @-@ ")
+STOPS = re.compile(r"[.,] ")
+ALONE = re.compile(r" [.,] ")
 # Letters of the scripts of these languages.
 THEIR_LETTERS = re.compile(
     "[\u0e00-\u0fff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\U00020000-\U0003ffff]"
@@ -130,6 +134,40 @@ def tokeniser(language: str | None, texts: list[str]) -> str:
             f"{given}: the text needs a tokeniser of its language. Give the right code (--language {', '.join(TOKENISERS)})."
         )
     return name
+
+
+def are_tokenised(lines: list[str]) -> bool:
+    """Return True if text was tokenised: it has entities such as `&apos;`, or its full stops and commas stand alone more often than not."""
+    text = " \n".join(lines) + " "
+    return bool(ENTITIES.search(text)) or 2 * len(ALONE.findall(text)) > len(STOPS.findall(text))
+
+
+def tokenised_bleu(hypotheses: list[str], references: list[str]) -> dict:
+    """Return BLEU on the tokens as they are, like multi-bleu.perl, with its signature and the counts of each sentence.
+
+    A tokeniser would count the parts of an entity such as `&apos;` as matches.
+
+    Raises:
+        UserError: the numbers of lines differ, or a text is cut into subwords.
+    """
+    from sacrebleu.metrics import BLEU
+
+    if len(references) != len(hypotheses):
+        raise UserError(
+            f"{len(hypotheses)} hypotheses for {len(references)} references. Run fairseq-generate on all sentences."
+        )
+    check_words("hypotheses", hypotheses)
+    check_words("references", references)
+    corpus, sentence = (BLEU(tokenize="none", force=True, effective_order=each) for each in (False, True))
+    pairs = zip(hypotheses, references, strict=True)
+    counted = [sentence.sentence_score(hypothesis, [reference]) for hypothesis, reference in pairs]
+    return {
+        "metric": "tokenised_bleu",
+        "value": round(corpus.corpus_score(hypotheses, [references]).score, 2),
+        "tokenised_signature": str(corpus.get_signature()),
+        "text": "tokenised",
+        "sentence_counts": [[one.sys_len, one.ref_len, *one.counts, *one.totals] for one in counted],
+    }
 
 
 def bleu(

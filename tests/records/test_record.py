@@ -6,10 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
+from sacrebleu.metrics import BLEU
 
 from experiments.packing import read_log
 from fairseq_lowrank import __version__, cli
-from fairseq_lowrank.records import provenance
+from fairseq_lowrank.records import provenance, scores
 from fairseq_lowrank.records.logs import FROM_SCRATCH
 from fairseq_lowrank.records.results import read_results
 from fairseq_lowrank.versions import commit
@@ -121,6 +122,34 @@ def test_a_score_is_recorded_once_and_a_missing_file_is_named(results, train_log
     assert record(results) == 2
     assert "nothing to record" in capsys.readouterr().err
     assert len(results.read_text().splitlines()) == 1
+
+
+TOKENISED = ["the dog isn &apos;t running , they say .", "a cat sleeps ."]
+
+
+@pytest.mark.parametrize("text", [TOKENISED, TOKENISED[1:]], ids=["entities", "stops"])
+def test_bleu_of_tokens_is_named_so(results, tmp_path, capsys, text):
+    """Moses's `&apos;` is three tokens of sacrebleu, and would count as three matches."""
+    log = tmp_path / "generate.out"
+    hypotheses = [line.replace("running", "sleeping").replace("cat", "dog") for line in text]
+    pairs = enumerate(zip(text, hypotheses, strict=True))
+    log.write_text("".join(TRANSLATED.format(number, *pair) for number, pair in pairs) + END)
+    for row in ("mha", "gain"):
+        assert record(results, "--generate-log", log, row=row) == 0
+    found = line(results)
+    expected = BLEU(tokenize="none", force=True)
+    assert found["value"] == round(expected.corpus_score(hypotheses, [text]).score, 2)
+    assert found["metric"] == "tokenised_bleu" and found["tokenised_signature"] == str(expected.get_signature())
+    assert "signature" not in found and "tokenised_bleu" not in found
+    assert f"tokenised_bleu {found['value']} (test)" in capsys.readouterr().out
+    assert cli.main(["compare", str(results), "--pair", "mha", "gain"]) == 0
+
+
+@pytest.mark.parametrize(
+    "text", [["The dog isn't running, they say.", "Cats & dogs."], ["no marks"], ["Ab , c. D, e."]]
+)
+def test_plain_text_has_bleu_of_sacrebleu(text):
+    assert not scores.are_tokenised(text)
 
 
 def test_bleu_follows_the_language(results, tmp_path, capsys):
