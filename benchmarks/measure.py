@@ -70,14 +70,11 @@ def new_file(*endings: str) -> Callable[[str], Path]:
     """For argparse: a file that can be written, checked before anything is measured."""
 
     def file(text: str) -> Path:
-        from fairseq_lowrank.files import kind_of
-
         path = Path(text)
         nearest = next(folder for folder in path.absolute().parents if folder.exists())
         if path.suffix not in endings or path.is_dir():
             raise argparse.ArgumentTypeError(f"{text}: expected a file ending in {' or '.join(endings)}")
-        kind = {".json": "JSON", ".svg": "text"}.get(path.suffix, "picture")
-        if path.exists() and (not path.is_file() or kind_of(path) not in ("", kind)):
+        if path.exists() and not path.is_file():
             raise argparse.ArgumentTypeError(f"{text}: exists, and it has no results")
         if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
             raise argparse.ArgumentTypeError(f"{text}: {nearest} is no folder that can be written to")

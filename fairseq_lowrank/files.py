@@ -23,9 +23,6 @@ from typing import Any
 from fairseq_lowrank.messages import FULL_DISK, UserError, escape_control
 from fairseq_lowrank.progress import tracked
 
-# The first bytes of the kinds of files that commands write.
-SIGNATURES = {b"\x89PNG": "picture", b"%PDF": "picture", b"PK\x03\x04": "checkpoint", b"\x1f\x8b": "gzip file"}
-
 
 def say(message: str) -> None:
     """Print one line of progress to standard error, in one write: print makes two, and lines of threads would mix."""
@@ -67,18 +64,6 @@ def regular_file(path: Path) -> Path:
         return real
     kind = "a folder" if stat.S_ISDIR(mode) else "no regular file"
     raise UserError(f"{path}: is {kind}. Give the name of a file.")
-
-
-def kind_of(path: Path) -> str:
-    """Return the kind of a file by its content: picture, checkpoint, gzip file, JSON, text or binary file; empty if it is empty."""
-    with open(path, "rb") as file:
-        data = file.read(4096)
-    for signature, kind in SIGNATURES.items():
-        if data.startswith(signature):
-            return kind
-    if b"\0" in data:
-        return "binary file"
-    return "JSON" if path.suffix == ".json" and data.lstrip()[:1] in (b"{", b"[") else "text" if data else ""
 
 
 @functools.cache  # said once

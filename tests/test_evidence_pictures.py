@@ -10,9 +10,9 @@ pytest.importorskip("scipy")
 from colour_vision import distance
 from matplotlib.colors import to_hex
 
+from experiments import layout
 from experiments.evidence import bottleneck, figures, patterns
 from experiments.evidence.lines import ROOT
-from fairseq_lowrank.tools import pictures
 
 APART = 15  # CIE76
 
@@ -22,7 +22,7 @@ def figure(request):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bottleneck, "errors", lambda causal: [1 / size for size in range(1, bottleneck.LENGTH + 1)])
         drawn = figures.FIGURES[request.param]()
-    pictures.fit(drawn)
+    layout.fit(drawn)
     return drawn
 
 

@@ -25,6 +25,7 @@ import re
 import sys
 from pathlib import Path
 
+from experiments.commands import _width
 from fairseq_lowrank.cli import _output
 from fairseq_lowrank.messages import UserError
 
@@ -54,6 +55,7 @@ def add_arguments(parser) -> None:
     )
     parser.add_argument("--no-runs", action="store_true", help="train nothing; show the finished runs in the file")
     _output.add_output_arguments(parser, "the picture as .png and .pdf, the lines as .csv and .json")
+    _width.add_argument(parser)
 
 
 def run(args) -> None:
@@ -94,4 +96,4 @@ def run(args) -> None:
     tables = [f"{table.title}\n{_output.table(table.header, table.rows)}" for table in task.tables(lines)]
     _output.show(args, lines, "\n\n".join(tables))
     figures = {task.TABLE: task.plot(lines)} if args.output else {}
-    _output.write(args, task.TABLE, lines, lines, figures)
+    _output.write(args, task.TABLE, lines, lines, _width.fitted(args, figures))

@@ -27,9 +27,9 @@ def add_arguments(parser) -> None:
 
 def run(args) -> None:
     import fairseq_lowrank.plugin  # noqa: F401
+    from experiments import layout
     from experiments.evidence import patterns
     from experiments.evidence.figures import FIGURES
-    from fairseq_lowrank.tools import pictures
 
     if unknown := [name for name in args.names if name not in {*FIGURES, "mixing"}]:
         raise UserError(f"NAME {unknown[0]!r}: unknown. Use one of {', '.join(FIGURES)}, mixing.")
@@ -43,7 +43,7 @@ def run(args) -> None:
     def save(folder: Path) -> None:
         for name, figure in drawn.items():
             if not any(axes.images for axes in figure.axes):
-                pictures.fit(figure)
+                layout.fit(figure)
             figure.savefig(folder / f"{name}.png", dpi=110)
 
     _output.write_together(args, save)

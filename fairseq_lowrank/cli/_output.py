@@ -16,21 +16,13 @@ from fairseq_lowrank import files
 from fairseq_lowrank.messages import FlagError, UserError, escape_control, flag_name
 
 GIVE_A_FOLDER = "Give a folder; it is created if it does not exist."
-WIDTHS = (2, 40)
 FILE_ENDINGS = (".json", ".csv", ".md", ".html", ".png", ".pdf", ".pt")
 
 
-def add_output_arguments(parser, files: str, *, pictures: bool = True) -> None:
-    """Add `--json`, `--output DIR` and, for pictures, `--width`; `files` names the files for the help."""
+def add_output_arguments(parser, files: str) -> None:
+    """Add `--json` and `--output DIR`; `files` names the files for the help."""
     add_json_argument(parser)
     parser.add_argument("--output", type=Path, metavar="DIR", help=f"folder to write to: {files}")
-    if pictures:
-        parser.add_argument(
-            "--width",
-            type=float,
-            metavar="INCHES",
-            help="width of the pictures of --output, such as 3.3 for a paper's column",
-        )
     parser.set_defaults(check_output=check_folder)
 
 
@@ -129,12 +121,6 @@ def check(args) -> None:
     Raises:
         FlagError: see the messages.
     """
-    if (width := getattr(args, "width", None)) is not None:
-        if not WIDTHS[0] <= width <= WIDTHS[1]:
-            reason = f"expected inches from {WIDTHS[0]} to {WIDTHS[1]}"
-            raise FlagError("--width", width, reason, "Give 3.3 for a column, or 7 for a page.")
-        if args.output is None:
-            raise FlagError("--width", width, "is the width of pictures in a folder", "Add --output DIR.")
     if getattr(args, "output", None) is None or not hasattr(args, "check_output"):
         return
     args.check_output(args.output)
@@ -143,11 +129,8 @@ def check(args) -> None:
         refuse_to_replace(args, path)
 
 
-def refuse_to_replace(args, path: Path, made: Path | None = None) -> None:
+def refuse_to_replace(args, path: Path) -> None:
     """Refuse to write over an input. A command with `--force` needs it to write over any file.
-
-    Args:
-        made: the file that is to take the place of `path`. Without `--force`, it replaces only a file of its kind.
 
     Raises:
         FlagError: see the messages.
@@ -161,11 +144,8 @@ def refuse_to_replace(args, path: Path, made: Path | None = None) -> None:
         return
     if any(real.samefile(one) for one in inputs(args)):
         raise FlagError("--output", args.output, f"{path} is an input of this command", remedy)
-    if hasattr(args, "force"):
-        if not args.force:
-            raise FlagError("--output", args.output, f"{path} exists", "Choose another place, or add --force.")
-    elif made is not None and (old := files.kind_of(real)) not in ("", new := files.kind_of(made)):
-        raise FlagError("--output", args.output, f"{path} is a {old}, and would become a {new}", remedy)
+    if not getattr(args, "force", True):
+        raise FlagError("--output", args.output, f"{path} exists", "Choose another place, or add --force.")
 
 
 def inputs(args) -> list[Path]:
@@ -219,17 +199,7 @@ def show(args, data, text: str) -> None:
     """Print the data as JSON with `--json`, else the text."""
     if args.json:
         text = json.dumps(data, indent=2, ensure_ascii=False)
-        if not _encodable(text):  # JSON can escape these characters
-            text = json.dumps(data, indent=2)
     say(text)
-
-
-def _encodable(text: str) -> bool:
-    try:
-        text.encode(sys.stdout.encoding or "utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def say(text: str) -> None:
@@ -293,11 +263,11 @@ def write(args, name: str, data, rows: list[dict], figures: dict, pages: dict[st
         with open(folder / f"{name}.csv", "w", newline="", encoding="utf-8") as table:
             writer = csv.DictWriter(table, fieldnames=list(dict.fromkeys(key for row in rows for key in row)))
             writer.writeheader()
-            writer.writerows({key: inert(value) for key, value in row.items()} for row in rows)
+            writer.writerows(rows)
         for figure_name, figure in figures.items():
             from fairseq_lowrank.tools import pictures
 
-            pictures.save(figure, folder, figure_name, getattr(args, "width", None))
+            pictures.save(figure, folder, figure_name)
 
     write_together(args, fill)
 
@@ -306,7 +276,7 @@ def write_together(args, fill: Callable[[Path], None]) -> None:
     """Let `fill` write files into a temporary directory, move them to the folder `--output`, and print their names.
 
     Raises:
-        UserError: the disk is full, or a file would replace an input or a file of another kind. Then no file is moved.
+        UserError: the disk is full, or a file would replace an input. Then no file is moved.
     """
     folder: Path = args.output
     existed = folder.is_dir()
@@ -316,8 +286,8 @@ def write_together(args, fill: Callable[[Path], None]) -> None:
             with files.named_if_full(folder):
                 fill(Path(unfinished))
             made = {file: folder / file.name for file in sorted(Path(unfinished).iterdir())}
-            for file, path in made.items():
-                refuse_to_replace(args, path, file)
+            for path in made.values():
+                refuse_to_replace(args, path)
                 if path.is_symlink():
                     raise FlagError("--output", folder, f"{path} is a symbolic link", "Choose another place.")
             replaced = [path for path in made.values() if path.exists()]
@@ -330,11 +300,6 @@ def write_together(args, fill: Callable[[Path], None]) -> None:
         files.say(f"wrote {' '.join(map(str, written))}")
     if replaced:
         files.say(f"replaced {' '.join(map(str, replaced))}")
-
-
-def inert(cell: object) -> object:
-    """Return a CSV cell that spreadsheets do not read as a formula."""
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
 
 
 def save_checkpoint(state: dict, path: Path) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import re
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
@@ -183,26 +181,6 @@ class Need(NamedTuple):
     advice: str
 
 
-_OF_PAGES = ("kind_limit", "notes", "use_if", "page_sizes", "controls", "in_sweeps", "poster")
-"""Fields of 0.2.0 that only the pages of this project used."""
-
-
-def _accept_fields_of_pages(cls: type[Method]) -> type[Method]:
-    init = cls.__init__
-
-    @functools.wraps(init)
-    def __init__(self: Method, *args: Any, **fields: Any) -> None:
-        # remove in 0.4.0
-        if old := [name for name in _OF_PAGES if fields.pop(name, None) is not None]:
-            message = f"Method: {old[0]} has no effect, and 0.4.0 refuses it. Remove it."
-            warnings.warn(message, DeprecationWarning, stacklevel=2)
-        init(self, *args, **fields)
-
-    cls.__init__ = __init__  # type: ignore[method-assign]
-    return cls
-
-
-@_accept_fields_of_pages
 @dataclass(frozen=True)
 class Method:
     """The declaration of a method.

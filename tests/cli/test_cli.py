@@ -38,12 +38,11 @@ def test_every_command_explains_itself(name, capsys):
 
 
 @pytest.mark.parametrize("module", [*MODULES.values()], ids=[*MODULES])
-def test_every_flag_is_explained_and_a_width_is_that_of_pictures(module):
+def test_every_flag_is_explained(module):
     parser = argparse.ArgumentParser()
     module.add_arguments(parser)
     texts = {action.option_strings[0]: action.help or "" for action in parser._actions if action.option_strings}
     assert not [flag for flag, text in texts.items() if len(text.partition("(default")[0]) < 4]
-    assert ("--width" in texts) == (".png" in texts.get("--output", ""))
 
 
 def test_every_command_is_in_one_group():

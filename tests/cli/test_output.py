@@ -117,11 +117,6 @@ def test_a_folder_that_may_not_be_written_to_is_refused(tmp_path, monkeypatch, c
     assert "may not write" in refusal("params", FOLDER_COMMANDS["params"], tmp_path, monkeypatch, capsys)
 
 
-def test_spreadsheets_find_no_formula():
-    cells = ['=HYPERLINK("x")', "+1", "-1", "@x", "\t=1", "mixhead-a", -1.5, None]
-    assert [_output.inert(cell) for cell in cells] == ["'" + cell for cell in cells[:5]] + cells[5:]
-
-
 def line(**changes):
     found = {"paper": "own", "table": "t", "row": "mha", "architecture": "a", "flags": "", "seed": 1, "updates": 3}
     found |= {"parameters": 9, "metric": "perplexity", "value": 3.0, "split": "test", "tokens_per_second": 1}
@@ -177,7 +172,7 @@ def test_checkpoint_that_does_not_fit_leaves_the_old_one(tmp_path, size):
 @pytest.mark.parametrize("name", ["measure", "report"])
 def test_full_disk_takes_one_line_and_leaves_nothing(tmp_path, monkeypatch, capsys, name):
     output = tmp_path / "new"
-    args = types.SimpleNamespace(output=output, width=None)
+    args = types.SimpleNamespace(output=output)
     axes = pictures.new_figure(3, 3)[0]
     with full_disk(500):
         with pytest.raises(UserError) as caught:
@@ -267,25 +262,6 @@ def test_reports_replace_reports_and_say_so(tmp_path, capsys):
     assert "7.00" in (tmp_path / "report" / "report.md").read_text()
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "kind"),
-    [
-        ("report.md", b"PK\x03\x04", "checkpoint"),
-        ("report.csv", b"\x89PNG", "picture"),
-        ("report.json", b"my notes", "text"),
-        ("curves-own-t.png", b"a,b", "text"),
-    ],
-)
-def test_a_file_of_another_kind_is_not_replaced(tmp_path, capsys, name, content, kind):
-    (tmp_path / "report").mkdir()
-    (tmp_path / "report" / name).write_bytes(content)
-    assert report(tmp_path, line()) == 2
-    error = capsys.readouterr().err
-    assert f"{name} is a {kind}" in error and error.count("\n") == 1
-    assert [path.name for path in (tmp_path / "report").iterdir()] == [name]
-    assert (tmp_path / "report" / name).read_bytes() == content
-
-
 @pytest.mark.parametrize("of", ["an input", "a link"])
 def test_a_file_of_a_folder_is_no_input_and_no_link(tmp_path, of):
     text = tmp_path / "predictions.txt"
@@ -297,16 +273,6 @@ def test_a_file_of_a_folder_is_no_input_and_no_link(tmp_path, of):
     with pytest.raises(FlagError, match="is an input" if of == "an input" else "is a symbolic link"):
         _output.write_together(args, lambda folder: (folder / "predictions.txt").write_text("new"))
     assert text.read_text() == "mine" and text.is_symlink() == (of == "a link")
-
-
-def test_pictures_replace_only_pictures(tmp_path):
-    figure = pictures.new_figure(2, 2)[0]
-    for _ in range(2):
-        pictures.save(figure, tmp_path, "a")
-    (tmp_path / "a.pdf").write_text("notes")
-    with pytest.raises(UserError, match=r"a\.pdf: is a text, no picture"):
-        pictures.save(figure, tmp_path, "a")
-    assert (tmp_path / "a.pdf").read_text() == "notes"
 
 
 HOSTILE_NAME = "a\x1b[2Jb\x9bc\u202ed\re"

@@ -160,14 +160,6 @@ def test_a_part_that_overrides_nothing_of_its_base_is_refused(axis, methods_leav
     assert "own" not in METHODS and "own" not in PARTS[axis]
 
 
-def test_fields_of_pages_have_no_effect_and_say_so():
-    with pytest.warns(DeprecationWarning, match="notes has no effect, and 0.4.0 refuses it"):
-        assert (
-            Method("mine", "Mine", "2 O_i", {"head_output": Doubled}, notes="It doubles.", use_if="two are better")
-            == MINE
-        )
-
-
 def test_a_registered_method_is_built_by_its_name(methods_leave):
     register(MINE)
     layer = build_attention("mine", 8, 2)

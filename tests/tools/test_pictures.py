@@ -2,11 +2,13 @@ import itertools
 import re
 from pathlib import Path
 
+import matplotlib.image
 import pytest
 import torch
 from matplotlib.legend import Legend
 
-from experiments import representation
+from experiments import __main__ as experiments
+from experiments import layout, representation
 from experiments.controlled import matrices, nearest_point, recall, regression
 from experiments.papers import curves, planned
 from fairseq_lowrank.attention import PRESETS
@@ -290,7 +292,7 @@ def test_every_function_that_plots_is_tested_for_room():
 def test_no_text_leaves_a_figure_and_no_legend_takes_more_than_a_third(name, width):
     torch.manual_seed(1)
     figure = FIGURES[name](width)
-    pictures.fit(figure, width)
+    layout.fit(figure, width)
     wide, high = figure.get_size_inches()
     assert width is None or wide == width
     box = figure.get_tightbbox()
@@ -301,6 +303,27 @@ def test_no_text_leaves_a_figure_and_no_legend_takes_more_than_a_third(name, wid
     plots = [axes.get_window_extent() for axes in figure.axes if axes.get_subplotspec()]
     assert all(plot.height > 40 and plot.width > 40 for plot in plots)
     assert not any(one.overlaps(other) for one, other in itertools.combinations(plots, 2))
+
+
+OF_THE_PACKAGE = ("layers", "mean", "mixing", "embeddings", "cuts", "sweep")
+
+
+@pytest.mark.parametrize("name", OF_THE_PACKAGE)
+def test_a_saved_picture_has_all_of_its_texts(name, tmp_path):
+    torch.manual_seed(1)
+    figure = FIGURES[name](None)
+    picture, document = pictures.save(figure, tmp_path, "a")
+    box, least = figure.get_tightbbox(), figure.get_size_inches()
+    high, wide, _ = matplotlib.image.imread(picture).shape
+    assert wide / 150 > max(least[0], box.width) - 0.02 and high / 150 > max(least[1], box.height) - 0.02
+    assert document.read_bytes().startswith(b"%PDF")
+
+
+@pytest.mark.parametrize("width", ["0", "41", "wide"])
+def test_a_width_that_cannot_be_is_refused(width, capsys):
+    with pytest.raises(SystemExit) as ended:
+        experiments.main(["representation", "--width", width])
+    assert ended.value.code == 2 and "--width" in capsys.readouterr().err
 
 
 def test_a_heat_map_shows_what_was_learned_on_its_own_scale():

@@ -47,7 +47,7 @@ def add_arguments(parser) -> None:
     parser.add_argument(
         "--user-dir", type=Path, metavar="DIR", help="your own plugin of fairseq, with its models and methods"
     )
-    _output.add_output_arguments(parser, "predictions, test-server files, scores.json", pictures=False)
+    _output.add_output_arguments(parser, "predictions, test-server files, scores.json")
 
 
 def run(args) -> None:

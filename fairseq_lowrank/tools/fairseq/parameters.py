@@ -329,7 +329,7 @@ def plot_sweep(rows: list[dict], quantity: str, architecture: str, heads: int, h
                 break
         else:
             lines.append((points, [preset]))
-    figure, axes = pictures.new_figure()
+    figure, axes = pictures.new_figure(height=4.0 + 0.07 * len(lines))
     lines = sorted(lines, key=lambda line: -max(line[0].values()))
     for (points, presets), style in zip(lines, pictures.styles(presets[0] for _, presets in lines), strict=True):
         parameters = [number / 1e6 for number in points.values()]

@@ -93,5 +93,10 @@ def plot_cuts(results: Sequence[dict]):
     axes.minorticks_off()
     metric = "cost, % of what attention is worth" if in_percent else results[0]["metric"]
     axes.set(xlabel="rank to which the scores are cut", ylabel=metric)
-    pictures.add_legend(axes, fontsize=8)
+    labels = len(axes.get_legend_handles_labels()[1])
+    if labels > 8:
+        figure.set_figheight(figure.get_figheight() + 0.17 * labels / 2)
+        pictures.add_legend(figure, loc="outside lower center", fontsize=8, columns=2)
+    else:
+        pictures.add_legend(axes, fontsize=8)
     return figure

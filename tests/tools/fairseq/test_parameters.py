@@ -306,12 +306,6 @@ def test_a_sweep_shows_the_methods_that_were_asked_for(monkeypatch, capsys):
     assert "works only with --sweep" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("wrong", [["--width", "0"], ["--width", "3.3"]])
-def test_a_width_that_cannot_be_is_refused(wrong, capsys):
-    assert cli.main(["params", "--arch", "transformer_lm", "--vocab-size", "9", *wrong]) == 2
-    assert f"--width {float(wrong[1])}" in capsys.readouterr().err
-
-
 def test_the_command_prints_json(capsys):
     flags = ["--arch", "lowrank_transformer_iwslt_de_en", "--vocab-size", "1000", "--attention", "mixhead-a", "--json"]
     assert cli.main(["params", *flags, "--encoder-layers", "2"]) == 0
