@@ -198,7 +198,8 @@ def print_safely() -> None:
 def show(args, data, text: str) -> None:
     """Print the data as JSON with `--json`, else the text."""
     if args.json:
-        text = json.dumps(data, indent=2, ensure_ascii=False)
+        plain = (sys.stdout.encoding or "utf-8").lower() != "utf-8"
+        text = json.dumps(data, indent=2, ensure_ascii=plain)
     say(text)
 
 

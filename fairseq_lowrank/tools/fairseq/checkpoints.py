@@ -15,7 +15,6 @@ from copy import copy, deepcopy
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from fairseq import checkpoint_utils, tasks
 from fairseq.data import Dictionary, RoundRobinZipDatasets
@@ -31,6 +30,7 @@ from fairseq_lowrank.messages import FlagError, InvalidCheckpoint, StateDictMism
 from fairseq_lowrank.parts import PLAIN
 from fairseq_lowrank.plugin.flags import as_namespace, given_flags
 from fairseq_lowrank.tools.fairseq.architecture import AttentionLayer, attention_layers
+from fairseq_lowrank.tools.measuring.subject import draw
 
 DATA_ERRORS = (AssertionError, EOFError, IndexError, OSError, ValueError, struct.error)
 """What fairseq raises if files of data are damaged or of another kind."""
@@ -196,7 +196,6 @@ def sequences(task, subset: str, *, count: int, seed: int, min_length: int, max_
     Raises:
         UserError: the subset is missing or has no such sequence, or the task reads several data sets at once.
     """
-    samples: list[dict] = []
     with reading_data((task.cfg or task.args).data):
         try:
             task.load_dataset(subset)
@@ -209,13 +208,14 @@ def sequences(task, subset: str, *, count: int, seed: int, min_length: int, max_
                 f"{type(task).__name__} reads several data sets at once ({', '.join(dataset.datasets)}), so a sample is not one "
                 "sequence. Use a model of another task."
             )
-        for index in torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed)).tolist():
+
+        def read(index: int) -> dict | None:
             size = dataset.size(index)
             lengths = size if isinstance(size, (tuple, list)) else (size,)
-            if min(lengths) >= min_length and (max_length is None or max(lengths) <= max_length):
-                samples.append(dataset.collater([dataset[index]]))
-            if len(samples) == count:
-                break
+            fits = min(lengths) >= min_length and (max_length is None or max(lengths) <= max_length)
+            return dataset.collater([dataset[index]]) if fits else None
+
+        samples = draw(len(dataset), count, seed, read)
     if not samples:
         raise UserError(
             f"no sequence of {subset!r} has a length of {min_length} to {max_length or 'any'} tokens. Change the limits of lengths."

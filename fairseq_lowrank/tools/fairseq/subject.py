@@ -25,7 +25,7 @@ from fairseq_lowrank.plugin.layer import FairseqAttention
 from fairseq_lowrank.tools.fairseq import checkpoints
 from fairseq_lowrank.tools.fairseq.architecture import attention_layers
 from fairseq_lowrank.tools.measuring.layers import ClassifierSubject, LayerSubject
-from fairseq_lowrank.tools.measuring.subject import BITS, LEAST, MOST, TOKENS, enough, tokens_for
+from fairseq_lowrank.tools.measuring.subject import BITS, MOST, TOKENS, enough
 
 TEXT = "text"
 """The name of the subset that :func:`binarise` writes."""
@@ -71,8 +71,7 @@ def load(
             raise
         if count is None:
             sizes = [module.head_dim for *_, module in attention_layers(model)]
-            tokens, least = max(tokens, tokens_for(max(sizes, default=1))), LEAST * tokens // TOKENS
-            samples = samples[: enough([sample["ntokens"] for sample in samples], tokens, least)]
+            samples = samples[: enough([sample["ntokens"] for sample in samples], tokens, max(sizes, default=1))]
         return subject_of(model, samples, task)
 
 

@@ -19,19 +19,35 @@ TOKENS, LEAST, MOST = 6144, 48, 384
 """Without a number of sequences: as many as have these tokens, at least and at most so many sequences."""
 
 
-def enough(lengths: Sequence[int], tokens: int, least: int = LEAST, most: int = MOST) -> int:
-    """Return how many sequences of these lengths to take from the start, so that short ones give as many tokens as long ones."""
+def draw(total: int, count: int, seed: int, read: Callable[[int], Any]) -> list[Any]:
+    """Return up to ``count`` samples, drawn without replacement from ``total``.
+
+    Args:
+        read: returns the sample of an index, or None to leave it out.
+    """
+    samples: list[Any] = []
+    for index in torch.randperm(total, generator=torch.Generator().manual_seed(seed)).tolist():
+        if (sample := read(index)) is not None:
+            samples.append(sample)
+        if len(samples) == count:
+            break
+    return samples
+
+
+def enough(lengths: Sequence[int], tokens: int, rank: int) -> int:
+    """Return how many sequences of these lengths to take from the start, so that short ones give as many tokens as long ones.
+
+    Args:
+        tokens: the number of tokens that are wanted.
+        rank: of a head's scores. One half of the tokens is the basis, which needs ten tokens for each direction.
+    """
+    tokens, least = max(tokens, 2 * TOKENS_OF_A_DIRECTION * rank), LEAST * tokens // TOKENS
     total = count = 0
-    for length in lengths[:most]:
+    for length in lengths[:MOST]:
         if total >= tokens and count >= least:
             break
         total, count = total + length, count + 1
     return count
-
-
-def tokens_for(rank: int) -> int:
-    """Return how many tokens a measurement needs so that its basis, one half of them, is enough for scores of a rank."""
-    return 2 * TOKENS_OF_A_DIRECTION * rank
 
 
 CallHook = Callable[[int, AttentionCall], AttentionCall]

@@ -38,6 +38,7 @@ from fairseq_lowrank.messages import FlagError, UserError
 from fairseq_lowrank.parts import PLAIN
 from fairseq_lowrank.progress import tracked
 from fairseq_lowrank.tools.inspection import describe
+from fairseq_lowrank.tools.measuring.subject import draw
 from fairseq_lowrank.tools.spectrum import Spectra
 
 LOCAL = {"local_files_only": True, "trust_remote_code": False}
@@ -246,13 +247,12 @@ def sequences(
         tokenizer = AutoTokenizer.from_pretrained(**source_of(folder))
     longest = min(max_length or tokenizer.model_max_length, tokenizer.model_max_length)
     lines = [line for line in read_lines(text) if line.strip()]
-    chosen = []
-    for index in torch.randperm(len(lines), generator=torch.Generator().manual_seed(seed)).tolist():
+
+    def read(index: int) -> torch.Tensor | None:
         tokens = tokenizer(lines[index], return_tensors="pt", verbose=False)["input_ids"]
-        if min_length <= tokens.size(1) <= longest:
-            chosen.append(tokens)
-        if len(chosen) == count:
-            return chosen
+        return tokens if min_length <= tokens.size(1) <= longest else None
+
+    chosen = draw(len(lines), count, seed, read)
     if not chosen:
         reason = f"no line has a length of {min_length} to {longest} tokens"
         raise FlagError("--text", text, reason, "Change --min-length or --max-length, or give another text.")

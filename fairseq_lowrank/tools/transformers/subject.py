@@ -26,15 +26,14 @@ from fairseq_lowrank.tools.measuring.subject import (
     BITS,
     COSINE,
     DECISIONS,
-    LEAST,
     MOST,
     TOKENS,
     CallHook,
     Layer,
     Subject,
     decision_bits,
+    draw,
     enough,
-    tokens_for,
 )
 from fairseq_lowrank.tools.transformers import pretrained
 
@@ -256,9 +255,8 @@ def load(
         UserError: the folder holds no such model or no tokenizer, or the text has no such sequence.
     """
     model = pretrained.load(folder)
-    task, least = task_of(model), LEAST * tokens // TOKENS
-    ranks = [score_rank(pretrained.layer_like(module)) for module, _, _ in attention_modules(model)]
-    tokens = max(tokens, tokens_for(max(ranks)))
+    task = task_of(model)
+    rank = max(score_rank(pretrained.layer_like(module)) for module, _, _ in attention_modules(model))
     with pretrained.reading(folder):
         tokenizer = AutoTokenizer.from_pretrained(**pretrained.source_of(folder))
     if task == "translation":
@@ -267,11 +265,11 @@ def load(
             raise FlagError("--text", text, reason, "Add --target FILE, a line for each line of the text.")
         samples = _pairs(tokenizer, text, target, count or MOST, seed, length)
         if count is None:
-            samples = samples[: enough([labels.size(1) for _, labels in samples], tokens, least)]
+            samples = samples[: enough([labels.size(1) for _, labels in samples], tokens, rank)]
     elif target is not None:
         raise FlagError("--target", target, f"{type(model).__name__} reads one text", "Remove the flag.")
     else:
-        samples = _blocks(tokenizer, text, count or enough([length] * MOST, tokens, least), seed, length)
+        samples = _blocks(tokenizer, text, count or enough([length] * MOST, tokens, rank), seed, length)
     rows = [each for sample in samples for each in (sample if isinstance(sample, tuple) else (sample,))]
     pretrained.check_length(model, rows, "--length", length, "Give a smaller --length.")
     special = tuple(getattr(tokenizer, "all_special_ids", ()) or ())
@@ -305,15 +303,15 @@ def _pairs(tokenizer, text: Path, target: Path, count: int, seed: int, length: i
     if len(sources) != len(targets):
         reason = f"has {len(targets)} lines, and {text} has {len(sources)}"
         raise FlagError("--target", target, reason, "Give a line for each line of the text.")
-    pairs = []
-    for index in torch.randperm(len(sources), generator=torch.Generator().manual_seed(seed)).tolist():
-        if sources[index].strip() and targets[index].strip():
-            source = tokenizer(sources[index], return_tensors="pt", verbose=False)["input_ids"]
-            labels = tokenizer(text_target=targets[index], return_tensors="pt", verbose=False)["input_ids"]
-            if max(source.size(1), labels.size(1)) <= length:
-                pairs.append((source, labels))
-        if len(pairs) == count:
-            break
+
+    def read(index: int) -> tuple[Tensor, Tensor] | None:
+        if not (sources[index].strip() and targets[index].strip()):
+            return None
+        source = tokenizer(sources[index], return_tensors="pt", verbose=False)["input_ids"]
+        labels = tokenizer(text_target=targets[index], return_tensors="pt", verbose=False)["input_ids"]
+        return (source, labels) if max(source.size(1), labels.size(1)) <= length else None
+
+    pairs = draw(len(sources), count, seed, read)
     if len(pairs) < 2:
         reason = f"fewer than two pairs of lines have at most {length} tokens"
         raise FlagError("--text", text, reason, "Give longer texts, or a greater --length.")
