@@ -1,4 +1,7 @@
-"""Make figures fit a column or a page: their width, broken lines, narrow legends and the height that they need."""
+"""Layouts of figures for papers.
+
+First columns of plots, then :func:`fit`: the width of a column or a page, broken lines, narrow legends and the height that they need.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,40 @@ from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator
 from matplotlib.transforms import BboxBase
 
-from fairseq_lowrank.tools.pictures import LEGENDS, add_legend
+from fairseq_lowrank.tools.pictures import LEGENDS, add_legend, dress
+
+
+def panels(
+    count: int, heights: list[float], *, below: float, width: float = 7.0, page: float | None = None
+) -> tuple[Figure, list[list[Axes]]]:
+    """Return a figure of ``count`` columns of plots that share their x axis, up to three columns side by side.
+
+    Args:
+        count: number of columns.
+        heights: the heights of the plots of a column, in inches.
+        below: the space below a column for its legend, in inches.
+        width: the width of a single column, in inches.
+        page: the width that the figure will get: fewer columns are side by side on a narrow page.
+    """
+    across = min(count, 3 if page is None else max(1, int(page / 2.8)))
+    down = math.ceil(count / across)
+    width = width if count == 1 else 4.4
+    size = (width * across, 0.4 + down * (sum(heights) + 0.8 + below))
+    figure = Figure(figsize=size, layout="constrained")
+    found = []
+    for block in figure.subfigures(down, across, squeeze=False).flat[:count]:
+        shape = {"height_ratios": heights}
+        plots = list(block.subplots(len(heights), 1, squeeze=False, sharex=True, gridspec_kw=shape).flat)
+        for axes in plots:
+            dress(axes)
+        found.append(plots)
+    return figure, found
+
+
+def asides(count: int) -> list[float]:
+    """Return `count` positions next to each other within ± 0.5, the first in the middle."""
+    return [(-1) ** place * ((place + 1) // 2) / count for place in range(count)]
+
 
 # The greatest part of a figure that a legend may take.
 LEGEND_SHARE = 1 / 3

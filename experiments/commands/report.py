@@ -19,6 +19,7 @@ which prints values without formulas; these formulas give its values.
 
 from pathlib import Path
 
+from experiments.commands import _width
 from fairseq_lowrank.cli import _output
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.records.formats import FORMATS
@@ -40,6 +41,7 @@ def add_arguments(parser) -> None:
     _output.add_output_arguments(
         parser, "report.md, with --format latex report.tex, the curves as .png and .pdf, report.json and .csv"
     )
+    _width.add_argument(parser)
 
 
 def run(args) -> None:
@@ -67,7 +69,7 @@ def run(args) -> None:
         pages["report.tex"] = text + "\n"
     _output.show(args, found, text)
     rows = [{"paper": table["paper"], "table": table["table"], **score} for table in found for score in flat(table)]
-    _output.write(args, NAME, found, rows, dict(drawn.values()), pages)
+    _output.write(args, NAME, found, rows, _width.fitted(args, dict(drawn.values())), pages)
 
 
 def plot_figures(plots: dict[str, list[dict]], width: float | None = None) -> dict[str, tuple[str, object]]:

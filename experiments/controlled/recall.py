@@ -240,13 +240,14 @@ def plot(lines: list[dict]):
     Methods of the same head size are drawn next to each other. Other learning rates than the task's are drawn only if there is
     no line with the task's.
     """
+    from experiments import layout
     from fairseq_lowrank.tools import pictures
 
     figure, axes = pictures.new_figure(8.5, 4.4)
     lines = [line for line in lines if line.get("learning_rate", float(LEARNING_RATE)) == float(LEARNING_RATE)] or lines
     names = list(dict.fromkeys(line["method"] for line in lines))
     sizes = sorted({line["head_dim"] for line in lines})
-    places = zip(names, styles_of(lines, names), pictures.asides(len(names)), strict=True)
+    places = zip(names, styles_of(lines, names), layout.asides(len(names)), strict=True)
     for name, style, place in places:
         for reached in (True, False):
             chosen = [line for line in lines if line["method"] == name and (line["value"] <= TARGET_ERROR) == reached]

@@ -160,11 +160,12 @@ def tables(lines: list[dict]) -> list[Table]:
 
 def plot(lines: list[dict]):
     """Return a figure of error against the rank of scores, a point for each run, with the curve of linear attention."""
+    from experiments import layout
     from fairseq_lowrank.tools import pictures
 
     figure, axes = pictures.new_figure(7.0, 4.2)
     names = list(dict.fromkeys(line["method"] for line in lines))
-    for name, style, place in zip(names, styles_of(lines, names), pictures.asides(len(names)), strict=True):
+    for name, style, place in zip(names, styles_of(lines, names), layout.asides(len(names)), strict=True):
         chosen = [line for line in lines if line["method"] == name]
         axes.plot(
             [rank(line) + 2 * place for line in chosen],

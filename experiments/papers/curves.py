@@ -85,6 +85,7 @@ def plot_curves(curves: list[dict], title: str, width: float | None = None):
     table of many rows gets a pair of plots for each setting, whose rows differ only in attention. `width` is that of the page in
     inches, if it is known.
     """
+    from experiments import layout
     from fairseq_lowrank.tools import pictures
 
     rows: dict[str, list[dict]] = {}
@@ -94,7 +95,7 @@ def plot_curves(curves: list[dict], title: str, width: float | None = None):
     groups = by_settings(rows) if compared and len(rows) > MOST_ROWS else [list(rows)]
     across = 3 if len(groups) == 1 else 1  # entries of a legend side by side
     longest = -(-max(map(len, groups)) // across)
-    figure, panels = pictures.panels(len(groups), [3.4, 2.4] if compared else [3.4], below=0.17 * longest, page=width)
+    figure, panels = layout.panels(len(groups), [3.4, 2.4] if compared else [3.4], below=0.17 * longest, page=width)
     about = "validation (lines: means, bands: all seeds), training (thin dots)"
     figure.suptitle(pictures.plain(f"{title}: {about}"), fontsize=10)
     for group, (losses, *differences) in zip(groups, panels, strict=True):

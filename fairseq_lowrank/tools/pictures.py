@@ -152,43 +152,12 @@ def grid(count: int, *, width: float = 3.2, height: float = 2.8) -> tuple[Figure
     for unused in plots[count:]:
         unused.remove()
     for axes in plots[:count]:
-        _dress(axes)
+        dress(axes)
     return figure, plots[:count]
 
 
-def panels(
-    count: int, heights: list[float], *, below: float, width: float = 7.0, page: float | None = None
-) -> tuple[Figure, list[list[Axes]]]:
-    """Return a figure of ``count`` columns of plots that share their x axis, up to three columns side by side.
-
-    Args:
-        count: number of columns.
-        heights: the heights of the plots of a column, in inches.
-        below: the space below a column for its legend, in inches.
-        width: the width of a single column, in inches.
-        page: the width that the figure will get: fewer columns are side by side on a narrow page.
-    """
-    across = min(count, 3 if page is None else max(1, int(page / 2.8)))
-    down = math.ceil(count / across)
-    width = width if count == 1 else 4.4
-    size = (width * across, 0.4 + down * (sum(heights) + 0.8 + below))
-    figure = Figure(figsize=size, layout="constrained")
-    found = []
-    for block in figure.subfigures(down, across, squeeze=False).flat[:count]:
-        shape = {"height_ratios": heights}
-        plots = list(block.subplots(len(heights), 1, squeeze=False, sharex=True, gridspec_kw=shape).flat)
-        for axes in plots:
-            _dress(axes)
-        found.append(plots)
-    return figure, found
-
-
-def asides(count: int) -> list[float]:
-    """Return `count` positions next to each other within ± 0.5, the first in the middle."""
-    return [(-1) ** place * ((place + 1) // 2) / count for place in range(count)]
-
-
-def _dress(axes: Axes) -> None:
+def dress(axes: Axes) -> None:
+    """Give axes the style of all figures."""
     axes.grid(True, color="0.9", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
