@@ -70,7 +70,7 @@ def patch_rows() -> list[dict]:
     from fairseq_lowrank.plugin.patches import ALL
     from fairseq_lowrank.repairs.patch import selected
 
-    on, rows = selected(ALL), {}
+    on, rows = selected(ALL), dict[str, dict]()
     for patch in ALL:
         fields = {name: getattr(patch, name) for name in ("name", "group", "reason", "remove_when")}
         rows.setdefault(patch.name, fields | {"on": patch in on, "targets": []})["targets"].append(patch.target)
