@@ -235,7 +235,8 @@ def cuts_of(label):
 
 
 def kept_lines(task):
-    lines = read_results(RESULTS / f"evidence-{task}.jsonl", measurements=True)
+    (file,) = RESULTS.glob(f"evidence-{task}.jsonl*")
+    lines = read_results(file, measurements=True)
     return [line for line in lines if not line.get("smoke")]
 
 
