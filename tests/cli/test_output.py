@@ -33,6 +33,7 @@ EXPERIMENTS = {
     "bert predict": ["checkpoint.pt", "--data", "data"],
     "report": ["results"],
     "contrasts": ["contrasts.json", "results", "--table", "t"],
+    "pictures": [],
     "representation": [],
     "variants": [],
     "controlled": ["matrices", "--results", "results.jsonl"],
