@@ -1,6 +1,7 @@
 """What a kind of attention costs on a GPU by each backend, where that was measured.
 
-Where the fastest is not what the rule of :mod:`.auto` takes, a row of the rule reads it here; a test holds that. Numbers are picoseconds a score of one head, forward and backward, in bfloat16 under causality, on an H100 or H200.
+A test holds that the rule of :mod:`.auto` takes the fastest in each cell. Numbers are picoseconds a score of one head, forward and
+backward, in bfloat16 under causality, on an H100 or H200.
 """
 
 from __future__ import annotations
