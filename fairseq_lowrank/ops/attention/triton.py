@@ -1,4 +1,4 @@
-"""Attention in linear memory on a GPU, by fused kernels, for what PyTorch's cannot do: mixing across heads, sigsoftmax.
+"""Deprecated for :mod:`.tiled`: attention in linear memory on a GPU, by fused kernels, for mixing across heads and sigsoftmax.
 
 A program computes a block of queries, and for all heads at once where heads are mixed, since P̄_i = Σ_j M[j, i] P_j needs
 the probabilities of all heads for the same queries and keys. It walks over the keys in tiles::
