@@ -17,15 +17,16 @@ Importing this package also lets ``from_pretrained`` read what ``fairseq-lowrank
 
 from fairseq_lowrank.attention.groups import parameter_groups
 from fairseq_lowrank.attention.sharding import shard_parts, whole_state_dict
-from fairseq_lowrank.huggingface import exported
+from fairseq_lowrank.huggingface import exported, restoring  # noqa: F401  from_pretrained restores attention
 from fairseq_lowrank.huggingface.adapters import load_adapter, peft_modules, watch_peft
 from fairseq_lowrank.huggingface.added import mixing_state
 from fairseq_lowrank.huggingface.apply import apply_attention
 from fairseq_lowrank.huggingface.choice import spec_of
 from fairseq_lowrank.huggingface.function import IMPLEMENTATION, attention_calls, attention_forward, attention_weights
 from fairseq_lowrank.huggingface.models import attention_modules, supported
+from fairseq_lowrank.huggingface.recorded import CONFIG, WEIGHTS
 from fairseq_lowrank.huggingface.resuming import watch_trainer
-from fairseq_lowrank.huggingface.saving import CONFIG, WEIGHTS, load_attention, save_attention
+from fairseq_lowrank.huggingface.saving import load_attention, save_attention
 from fairseq_lowrank.huggingface.sites import SITES
 from fairseq_lowrank.huggingface.training import TRAIN
 from fairseq_lowrank.importing import after_import

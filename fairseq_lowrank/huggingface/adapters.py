@@ -18,9 +18,10 @@ from transformers import PreTrainedModel
 from fairseq_lowrank.files import whole_files
 from fairseq_lowrank.huggingface.added import ADDED_AXES, parts_of
 from fairseq_lowrank.huggingface.apply import apply_attention
-from fairseq_lowrank.huggingface.saving import CONFIG, load_attention, recorded_attention
+from fairseq_lowrank.huggingface.recorded import CONFIG, recorded_attention
+from fairseq_lowrank.huggingface.saving import load_attention
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.parts import PLAIN
+from fairseq_lowrank.parts import PLAIN, LayerPart
 
 MARK = " with mixing: load it with fairseq_lowrank.huggingface.load_adapter"
 """The end of the ``peft_type`` of an adapter whose base model has chosen attention.
@@ -87,6 +88,7 @@ def watch_peft() -> None:
     from peft import PeftModel
     from peft.config import PeftConfigMixin
     from peft.tuners.tuners_utils import BaseTuner
+    from peft.utils.other import AuxiliaryTrainingWrapper
 
     for kind, name, wrap in (
         (PeftModel, "save_pretrained", _save_choice),
@@ -95,6 +97,7 @@ def watch_peft() -> None:
         (PeftConfigMixin, "from_json_file", _read_marked),
         (PeftModel, "load_adapter", _refuse_unexpected),
         (BaseTuner, "inject_adapter", _refuse_absent),
+        (AuxiliaryTrainingWrapper, "_check_forward_args", _refuse_several),
     ):
         setattr(kind, name, wrap(inspect.getattr_static(kind, name)))
 
@@ -166,6 +169,19 @@ def _refuse_absent(inject: Callable) -> Callable:
         inject(self, model, adapter_name, *args, **kwargs)
 
     return inject_adapter
+
+
+def _refuse_several(check: Callable) -> Callable:
+    @functools.wraps(check)
+    def _check_forward_args(self: Any, *args: Any, **kwargs: Any) -> None:
+        if kwargs.get("adapter_names") is not None and isinstance(self.original_module, LayerPart):
+            raise UserError(
+                f"adapter_names={kwargs['adapter_names']}: {type(self.original_module).__name__} of several adapters in one batch is "
+                "not computed. Call set_adapter, and pass the sentences of one adapter at a time."
+            )
+        check(self, *args, **kwargs)
+
+    return _check_forward_args
 
 
 def _lost(problem: str) -> UserError:

@@ -28,6 +28,9 @@ from fairseq_lowrank.parts.stages import declared
 SLOT = "lowrank_attention"
 """The attribute of an attention module that holds its :class:`AddedAttention`."""
 
+MARKER = "lowrank_attention_without_tensors"
+"""A buffer of a module whose chosen attention has no tensors, so that a reader without this package reports an unexpected one."""
+
 # Optimizers save their states by the position of a parameter, so this order never changes.
 ADDED_AXES = tuple(sorted(MODULE_AXES, key=lambda axis: (not SLOTS[axis].fields, SLOTS[axis].fields)))
 """The axes whose parts are children of an attention module, in the order of its parameters."""
@@ -206,10 +209,17 @@ def build_added(
     return AddedAttention(Core(spec, config if parts else None), inputs, causal, rotation), parts
 
 
-def add(module: nn.Module, added: AddedAttention, parts: Mapping[str, nn.Module]) -> None:
-    """Give an attention module what :func:`build_added` built, in place of what an earlier call added."""
+def add(module: nn.Module, added: AddedAttention, parts: Mapping[str, nn.Module], *, chosen: bool = False) -> None:
+    """Give an attention module what :func:`build_added` built, in place of what an earlier call added.
+
+    Args:
+        chosen: the attention is another one than the module's own.
+    """
     for axis in parts_of(module):
         delattr(module, axis)
+    module._buffers.pop(MARKER, None)
+    if chosen and not part_tensors(parts):
+        module.register_buffer(MARKER, torch.zeros(1))
     for axis, part in parts.items():
         setattr(module, axis, part)
     hooked = _hand_over in module._forward_pre_hooks.values()

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from fairseq_lowrank.attention import AttentionSpec
 from fairseq_lowrank.attention.sharding import is_sharded
 from fairseq_lowrank.attention.states import without_default_options
-from fairseq_lowrank.huggingface.added import SLOT, AddedAttention, add, added_parameters, build_added, part_tensors
-from fairseq_lowrank.huggingface.choice import chosen_modules, collection, open_axes, spec_of
+from fairseq_lowrank.huggingface.added import (
+    SLOT,
+    AddedAttention,
+    add,
+    added_parameters,
+    added_to,
+    build_added,
+    part_tensors,
+    parts_of,
+)
+from fairseq_lowrank.huggingface.choice import chosen_axes, chosen_modules, collection, open_axes, spec_of
 from fairseq_lowrank.huggingface.exchange import guard
 from fairseq_lowrank.huggingface.function import IMPLEMENTATION
 from fairseq_lowrank.huggingface.models import (
@@ -29,12 +40,14 @@ from fairseq_lowrank.huggingface.models import (
     model_of_transformers,
     other_attention,
 )
+from fairseq_lowrank.huggingface.recorded import recorded_attention
 from fairseq_lowrank.huggingface.rotation import check_mixing_queries, rotates
-from fairseq_lowrank.huggingface.sites import SITES
+from fairseq_lowrank.huggingface.sites import SITES, passes
 from fairseq_lowrank.huggingface.training import TRAIN, freeze
 from fairseq_lowrank.messages import UserError, did_you_mean
-from fairseq_lowrank.parts import PLAIN
+from fairseq_lowrank.parts import AXES, PLAIN
 from fairseq_lowrank.parts.parameters import NoDecayModule
+from fairseq_lowrank.parts.stages import declared
 
 
 def apply_attention(
@@ -45,6 +58,7 @@ def apply_attention(
     sites: Collection[str] | None = None,
     layers: Collection[int] | None = None,
     mixing_queries: str = "unrotated",
+    reset: bool = False,
     **axes: str | None,
 ) -> PreTrainedModel:
     """Choose the attention of a model in place, and return the model.
@@ -58,6 +72,8 @@ def apply_attention(
         layers: the indices of the layers that mix, counted within each site; by default all.
         mixing_queries: which queries ``mixhead-b`` and its kin read in models with rotary positions: ``unrotated``, as in
             :func:`~fairseq_lowrank.attention.build_attention`, or ``rotated``, so that M depends on absolute positions, as in 0.2.0.
+        reset: drop trained attention that the model or its folder has. Without it, the same choice keeps what is trained, and another
+            choice is refused.
         axes: ``score_mixing``, ``activation``, ``mixing``, ``head_output`` or an option of their parts, such as ``gate_start`` or
             ``factor_rank``; each overrides the method's.
 
@@ -66,10 +82,11 @@ def apply_attention(
 
     Raises:
         UserError: an unknown choice, a method that changes projections, a model without exchangeable attention or with such attention
-            in a part of its layers only (``sites`` or ``layers`` asks for this part), or a model that is wrapped or sharded already.
-            The model stays as it was.
+            in a part of its layers only (``sites`` or ``layers`` asks for this part), a model that is wrapped or sharded already, or
+            trained attention that would be lost. The model stays as it was.
     """
-    carry_out(planned(model, preset, train=train, sites=sites, layers=layers, mixing_queries=mixing_queries, **axes))
+    plan = planned(model, preset, train=train, sites=sites, layers=layers, mixing_queries=mixing_queries, **axes)
+    carry_out(plan if reset else _keeping(plan))
     return model
 
 
@@ -145,6 +162,17 @@ def planned(
             replace(head_sizes(module, spec), self_attention=site != "cross").check_place()
         except ValueError as error:
             raise UserError(f"attention {preset!r} in {site} attention: {error}") from error
+        if spec.attention_sinks != AXES["attention_sinks"].default and passes(module, "s_aux"):
+            raise UserError(
+                f"attention {preset!r} in {site} attention: {type(module).__name__} has sinks already. Choose other attention, or leave "
+                "these layers out with layers= or sites=."
+            )
+    inner = [one for one in model.modules() if isinstance(one, PreTrainedModel)]
+    if any(getattr(one.config, "output_attentions", False) for one in inner):
+        raise UserError(
+            "config.output_attentions=True: transformers returns and saves it with its eager attention alone. Set it to False, and pass "
+            "output_attentions=True to each call that needs weights."
+        )
     if not can_exchange_attention(type(model)):
         remedy = "Use a model for which supported(model_class) is true."
         if not type(model).__module__.startswith("transformers."):
@@ -170,6 +198,52 @@ def planned(
     return Plan(model, name or preset, train, record, added, chosen, left)
 
 
+def _keeping(plan: Plan) -> Plan:
+    """Return a plan that keeps trained attention of the same choice. To choose plain attention is to remove what there is.
+
+    Raises:
+        UserError: the model or its folder has trained attention of another choice.
+    """
+    model, record = plan.model, plan.record
+    before = {module: parts_of(module) for module in model.modules() if SLOT in vars(module)}
+    folder, recorded = getattr(model.config, "name_or_path", ""), getattr(model.config, SLOT, None)
+    if record is None:
+        return plan
+    if not before and folder and (recorded or (Path(folder).is_dir() and recorded_attention(Path(folder)))):
+        raise UserError(
+            f"{folder} has trained attention, which the model does not have. Call load_attention(model, {folder!r}), or pass reset=True "
+            "to start from the identity."
+        )
+    if not any(_is_trained(module, parts) for module, parts in before.items()):
+        return plan
+    if (
+        recorded is None
+        or chosen_axes(recorded) != chosen_axes(record)
+        or any(before.get(module, {}).keys() != parts.keys() for module, (_, parts) in plan.added.items())
+    ):
+        raise UserError(
+            f"{type(model).__name__} has trained attention of another choice, which would be lost. Pass reset=True to replace it."
+        )
+    return plan._replace(added={module: (added, before[module]) for module, (added, _) in plan.added.items()})
+
+
+def _is_trained(module: nn.Module, parts: Mapping[str, Any]) -> bool:
+    """Return True if a part that learns has other values than those it began with."""
+    added = added_to(module)
+    tensors = part_tensors({axis: part for axis, part in parts.items() if declared(part).learns})
+    if added.config is None or not tensors:
+        return False
+    built = {axis: part for axis in parts if (part := added.config.build(axis)) is not None}
+    start = part_tensors(built)
+    for name, tensor in tensors.items():
+        if tensor.is_meta:  # offloaded, or without values
+            if any(hasattr(child, "_hf_hook") for part in parts.values() for child in part.modules()):
+                return True
+        elif name not in start or not torch.equal(tensor.detach().cpu(), start[name].to(tensor.dtype)):
+            return True
+    return False
+
+
 def carry_out(plan: Plan) -> None:
     """Change the model as planned, and print the summary."""
     model, record = plan.model, plan.record
@@ -177,7 +251,7 @@ def carry_out(plan: Plan) -> None:
     if recorded is not None and not any(SLOT in vars(module) for module in model.modules()):
         _separate_config(model)
     for module, (added, parts) in plan.added.items():
-        add(module, added, parts)
+        add(module, added, parts, chosen=module in plan.chosen and record is not None)
         guard(module, chosen=module in plan.chosen and record is not None)
     freeze(model, plan.train)
     if record is None:  # so that from_pretrained reads a saved model as any other

@@ -15,6 +15,9 @@ from fairseq_lowrank.huggingface.sites import SITES
 from fairseq_lowrank.messages import IMPORT_PLUGIN, UserError, did_you_mean
 from fairseq_lowrank.parts import AXES, METHODS, PARTS, PRESETS
 
+_ARGUMENTS = ("train", "sites", "layers", "mixing_queries", "reset")
+"""The other arguments of ``apply_attention``, which a misspelled axis may mean."""
+
 
 def open_axes() -> list[str]:
     """Return the axes that a model of transformers leaves open, and the options of the parts on them."""
@@ -45,6 +48,11 @@ def spec_of(preset: str, **axes: str | None) -> AttentionSpec:
         UserError: the preset or an axis changes projections or scores, which are the model's own.
     """
     usable, free = usable_presets(), open_axes()
+    if unknown := [name for name in axes if name not in AXES]:
+        near = did_you_mean(unknown[0], [*free, *_ARGUMENTS])
+        raise UserError(
+            f"{unknown[0]}={axes[unknown[0]]!r}: {unknown[0]} is not an axis of attention. Set {', '.join(free)}, or remove it.{near}"
+        )
     if preset not in PRESETS:
         raise UserError(
             f"attention method {preset!r}: expected one of {', '.join(usable)}.{did_you_mean(preset, usable)} {IMPORT_PLUGIN}"
@@ -53,8 +61,9 @@ def spec_of(preset: str, **axes: str | None) -> AttentionSpec:
     if need is not None and need.axis not in free:
         reason = f"needs {need.what}, which the projections of the model fix"
     elif closed := [name for name, value in axes.items() if value is not None and name not in free]:
-        known = "is fixed by the projections of the model" if closed[0] in AXES else "is not an axis of attention"
-        raise UserError(f"{closed[0]}={axes[closed[0]]!r}: {closed[0]} {known}. Set {', '.join(free)}, or remove it.")
+        raise UserError(
+            f"{closed[0]}={axes[closed[0]]!r}: {closed[0]} is fixed by the projections of the model. Set {', '.join(free)}, or remove it."
+        )
     else:
         spec = AttentionSpec.from_preset(preset, **axes)
         if not (reason := _refusal(spec)):

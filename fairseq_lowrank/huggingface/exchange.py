@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from torch import nn
-from transformers import PreTrainedModel
 from transformers.generation.continuous_batching.continuous_api import ContinuousMixin
 
 from fairseq_lowrank.huggingface.function import IMPLEMENTATION
@@ -37,7 +35,8 @@ def guard(module: nn.Module, *, chosen: bool) -> None:
         module.register_forward_pre_hook(refuse_exchange)
 
 
-def _has_choice(model: nn.Module) -> bool:
+def has_choice(model: nn.Module) -> bool:
+    """Return True if a module of a model has chosen attention."""
     return any(refuse_exchange in module._forward_pre_hooks.values() for module in model.modules())
 
 
@@ -45,7 +44,7 @@ def _has_choice(model: nn.Module) -> bool:
 def _refuse_chosen_attention(init: Callable) -> Callable:
     @functools.wraps(init)
     def init_continuous_batching(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if _has_choice(self):
+        if has_choice(self):
             raise UserError(
                 "continuous batching has its own attention functions, which do not compute the chosen attention. Use generate "
                 'with another cache, or apply_attention(model, "mha") to remove the chosen attention.'
@@ -60,20 +59,3 @@ setattr(  # noqa: B010 (a method of another library)
     "init_continuous_batching",
     _refuse_chosen_attention(ContinuousMixin.init_continuous_batching),
 )
-
-
-def _warn_of_chosen_parts(save: Callable) -> Callable:
-    @functools.wraps(save)
-    def save_pretrained(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
-        if getattr(self.config, "lowrank_attention", None) is None and _has_choice(self):
-            print(
-                f"fairseq-lowrank: attention was chosen for a part of this {type(self).__name__}, so from_pretrained leaves it out. "
-                "Call apply_attention on the whole model with sites= or layers=, or save_attention on the part.",
-                file=sys.stderr,
-            )
-        return save(self, *args, **kwargs)
-
-    return save_pretrained
-
-
-setattr(PreTrainedModel, "save_pretrained", _warn_of_chosen_parts(PreTrainedModel.save_pretrained))  # noqa: B010

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from fairseq_lowrank.huggingface.choice import chosen_axes
-from fairseq_lowrank.huggingface.saving import CONFIG, recorded_attention
+from fairseq_lowrank.huggingface.recorded import CONFIG, recorded_attention
 from fairseq_lowrank.messages import UserError
 
 

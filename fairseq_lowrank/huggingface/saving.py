@@ -11,23 +11,22 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, apply_renamings
 
 from fairseq_lowrank.attention.sharding import is_sharded, whole
-from fairseq_lowrank.attention.states import refuse_unknown_options
-from fairseq_lowrank.files import read_json, whole_files
-from fairseq_lowrank.huggingface.added import mixing_state, mixing_tensors, parts_of, renamed_tensors
+from fairseq_lowrank.files import whole_files
+from fairseq_lowrank.huggingface.added import mixing_tensors, parts_of, renamed_tensors
 from fairseq_lowrank.huggingface.apply import carry_out, planned
 from fairseq_lowrank.huggingface.choice import chosen_axes
 from fairseq_lowrank.huggingface.models import attention_modules, head_sizes, model_of_transformers
+from fairseq_lowrank.huggingface.recorded import CONFIG, WEIGHTS, record_in, recorded_attention
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.parts import AXES, PLAIN
+from fairseq_lowrank.parts import PLAIN
 from fairseq_lowrank.parts.parameters import NoDecayModule
 
-WEIGHTS, CONFIG = "lowrank_attention.safetensors", "lowrank_attention.json"
 CHOICE = "lowrank_attention"
 """The field of the metadata of the weights that holds the choice."""
 
@@ -55,13 +54,12 @@ def save_attention(model: PreTrainedModel, folder: str | os.PathLike) -> None:
             f"{renamed[0]} is the tensor of a parametrisation or of pruning, which load_attention does not know. Make it permanent "
             "first, with torch.nn.utils.parametrize.remove_parametrizations or torch.nn.utils.prune.remove."
         )
-    if _record(folder / "config.json") is not None:
+    if record_in(folder / "config.json") is not None:
         raise UserError(
             f"{folder} holds a whole model with its mixing, and would hold two. Give another folder, or call "
             "model.save_pretrained to replace both."
         )
-    # layers may share a part; safetensors refuses tensors that share memory
-    state = {name: whole(tensor).detach().cpu().contiguous().clone() for name, tensor in mixing_state(model).items()}
+    state = _values(model)
     names = {module: name for name, module in model.named_modules()}
     sizes = [
         {"name": names[module], "site": site, "layer": layer, "num_heads": sizes.num_heads, "head_dim": sizes.head_dim}
@@ -84,38 +82,26 @@ def save_attention(model: PreTrainedModel, folder: str | os.PathLike) -> None:
             torch.distributed.barrier()  # the others may read the folder next
 
 
-def recorded_attention(folder: Path) -> dict | None:
-    """Return the arguments of :func:`apply_attention` that a folder records, or None.
-
-    Raises:
-        UserError: the folder holds two choices that differ.
-    """
-    records = {path.name: record for path in (folder / CONFIG, folder / "config.json") if (record := _record(path))}
-    if len(records) == 2:
-        own, whole = (chosen_axes(record) for record in records.values())
-        if own != whole:
-            differing = next(name for name in own if own[name] != whole[name])
-            raise UserError(
-                f"{folder} holds two choices of attention: {differing} is {own[differing]!r} in {CONFIG}, and "
-                f"{whole[differing]!r} in config.json. Delete {CONFIG} and {WEIGHTS}, or give a folder with one of them."
-            )
-    return next(iter(records.values()), None)
+def _values(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Return copies of the tensors of :func:`~.added.mixing_state` on the CPU, those of other workers and offloaded ones too."""
+    state = {}
+    for name, module in model.named_modules():
+        for axis, part in parts_of(module).items():
+            for prefix, child in part.named_modules(prefix=f"{name}.{axis}"):
+                with _onloaded(child):
+                    for key, tensor in (*child.named_parameters(prefix, False), *child.named_buffers(prefix, False)):
+                        # layers may share a part; safetensors refuses tensors that share memory
+                        state[key] = whole(tensor).detach().cpu().contiguous().clone()
+    return state
 
 
-def _record(path: Path) -> dict | None:
-    if not path.is_file():
-        return None
-    content = read_json(path)
-    record = content if path.name == CONFIG else content.get("lowrank_attention")
-    if record is None:
-        return None
-    unknown = record.keys() - AXES.keys() - {"sites", "layers", "modules", "mixing_queries"}
-    try:
-        refuse_unknown_options(record, unknown)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from error
-    known = {name: value for name, value in record.items() if name not in {"modules", *unknown}}
-    return {"mixing_queries": "rotated"} | known
+def _onloaded(module: nn.Module) -> contextlib.AbstractContextManager:
+    """Return a context in which the own tensors of a module have values, if accelerate has offloaded them."""
+    if not hasattr(module, "_hf_hook"):
+        return contextlib.nullcontext()
+    from accelerate.utils import align_module_device
+
+    return align_module_device(module)
 
 
 def load_attention(model: PreTrainedModel, folder: str | os.PathLike, *, train: str = "all") -> PreTrainedModel:

@@ -73,6 +73,24 @@ def site_of(module: nn.Module, callers: Callers) -> str:
     return "decoder" if _is_causal(module, callers) else "encoder"
 
 
+def passes(module: nn.Module, argument: str) -> bool:
+    """Return True if a module passes a value for an argument to the attention function; ``self.name`` may be None."""
+    forward = _function(type(module), "forward")  # type: ignore[arg-type]
+    for node in ast.walk(forward) if forward is not None else ():
+        if (
+            isinstance(node, ast.Call)
+            and node.args
+            and isinstance(node.args[0], ast.Name)
+            and node.args[0].id == "self"
+        ):
+            for value in (keyword.value for keyword in node.keywords if keyword.arg == argument):
+                of_self = (
+                    isinstance(value, ast.Attribute) and isinstance(value.value, ast.Name) and value.value.id == "self"
+                )
+                return not of_self or getattr(module, value.attr, None) is not None
+    return False
+
+
 def _reads_another_sequence(module: nn.Module, callers: Callers) -> bool:
     forward = _function(type(module), "forward")  # type: ignore[arg-type]
     if forward is None:

@@ -33,7 +33,7 @@ from fairseq_lowrank.huggingface.apply import add_plain_attention
 from fairseq_lowrank.huggingface.choice import chosen_axes, open_axes
 from fairseq_lowrank.huggingface.exported import LowrankConfig
 from fairseq_lowrank.huggingface.models import head_sizes
-from fairseq_lowrank.huggingface.saving import recorded_attention
+from fairseq_lowrank.huggingface.recorded import recorded_attention
 from fairseq_lowrank.messages import FlagError, UserError
 from fairseq_lowrank.parts import PLAIN
 from fairseq_lowrank.progress import tracked
