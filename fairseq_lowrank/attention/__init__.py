@@ -7,7 +7,7 @@ from fairseq_lowrank.attention.decoding import DecodingCache
 from fairseq_lowrank.attention.groups import muon_split, parameter_groups, train_only
 from fairseq_lowrank.attention.layer import MultiheadAttention
 from fairseq_lowrank.attention.masks import CAUSAL, Hidden, PackedDocuments, Prefix, SlidingWindow, Visible
-from fairseq_lowrank.attention.replace import replace_attention
+from fairseq_lowrank.attention.replace import replace_attention, to_stock
 from fairseq_lowrank.attention.sharding import shard_parts, whole_state_dict
 from fairseq_lowrank.parts import (
     AXES,
@@ -46,6 +46,7 @@ __all__ = [
     "register",
     "replace_attention",
     "shard_parts",
+    "to_stock",
     "train_only",
     "whole_state_dict",
 ]

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from fairseq_lowrank.attention.build import build_attention
+from fairseq_lowrank.attention.classes import plain_attention
 from fairseq_lowrank.attention.layer import MultiheadAttention
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.parts import METHODS
@@ -67,6 +69,45 @@ def replace_attention(module: nn.Module, preset: str, *, backend: str = "auto", 
         parent, _, attribute = name.rpartition(".")
         setattr(module.get_submodule(parent), attribute, made[part])
     return module
+
+
+@torch.no_grad()
+def to_stock(layer: MultiheadAttention) -> nn.MultiheadAttention:
+    """Return a ``torch.nn.MultiheadAttention`` with the outputs of a layer: the way back from :func:`replace_attention`.
+
+    Raises:
+        UserError: the layer computes more than plain attention, or its heads have another size than ``embed_dim / num_heads``.
+    """
+    plain, size = plain_attention(layer), layer.embed_dim // layer.num_heads
+    config = plain.config
+    if (config.head_dim, config.value_dim) != (size, size):
+        raise UserError(
+            f"heads of size {config.head_dim} with values of size {config.value_dim}: torch.nn.MultiheadAttention has heads of size "
+            f"{size}, embed_dim / num_heads. Keep the layer as it is."
+        )
+    weight = plain.q_proj.weight
+    stock = nn.MultiheadAttention(
+        config.embed_dim,
+        config.num_heads,
+        dropout=layer.dropout_module.p,
+        bias=config.bias,
+        kdim=config.kdim,
+        vdim=config.vdim,
+        batch_first=config.batch_first,
+        device=weight.device,
+        dtype=weight.dtype,
+    )
+    projections = (plain.q_proj, plain.k_proj, plain.v_proj)
+    if stock.in_proj_weight is not None:
+        stock.in_proj_weight.copy_(torch.cat([projection.weight for projection in projections]))
+    else:
+        for name, projection in zip("qkv", projections, strict=True):
+            getattr(stock, f"{name}_proj_weight").copy_(projection.weight)
+    stock.out_proj.weight.copy_(plain.out_proj.weight)
+    if stock.in_proj_bias is not None:
+        stock.in_proj_bias.copy_(torch.cat([projection.bias for projection in projections]))
+        stock.out_proj.bias.copy_(plain.out_proj.bias)
+    return stock.train(layer.training)
 
 
 def _what_is_lost(part: nn.MultiheadAttention, owners: Counter) -> str | None:

@@ -22,6 +22,7 @@ from fairseq_lowrank.huggingface.adapters import load_adapter, peft_modules, wat
 from fairseq_lowrank.huggingface.added import mixing_state
 from fairseq_lowrank.huggingface.apply import apply_attention
 from fairseq_lowrank.huggingface.choice import spec_of
+from fairseq_lowrank.huggingface.folding import fold
 from fairseq_lowrank.huggingface.function import IMPLEMENTATION, attention_calls, attention_forward, attention_weights
 from fairseq_lowrank.huggingface.models import attention_modules, supported
 from fairseq_lowrank.huggingface.recorded import CONFIG, WEIGHTS
@@ -43,6 +44,7 @@ __all__ = [
     "attention_modules",
     "attention_weights",
     "exported",
+    "fold",
     "load_adapter",
     "load_attention",
     "mixing_state",

@@ -4,9 +4,10 @@ import copy
 
 import pytest
 import torch
+from tiny_layers import BATCH, build, hidden_keys, normal
 from torch import nn
 
-from fairseq_lowrank.attention import MultiheadAttention, replace_attention
+from fairseq_lowrank.attention import METHODS, MultiheadAttention, replace_attention, to_stock
 from fairseq_lowrank.messages import UserError
 
 SIZE, HEADS = 8, 2
@@ -102,3 +103,45 @@ def test_a_layer_with_any_hook_is_refused(register):
     getattr(model.first.out_proj, register)(lambda *_: None)
     with pytest.raises(ValueError, match=r"first its out_proj has hooks, which its replacement would lose\. Remove it"):
         replace_attention(model, "mixhead-a")
+
+
+STOCK = [name for name, method in METHODS.items() if method.preset and method.kind in ("restricted", "equal")]
+
+
+@pytest.mark.parametrize("name", [name for name in STOCK if name != "mla"])
+def test_plain_attention_in_other_words_becomes_torchs_module(name):
+    layer, x = build(name), normal(4, BATCH, SIZE)
+    stock = to_stock(layer)
+    assert type(stock) is torch.nn.MultiheadAttention
+    hidden = torch.ones(4, 4, dtype=torch.bool).triu(1)
+    for options in ({}, {"attn_mask": hidden}, {"key_padding_mask": hidden_keys(4)}):
+        torch.testing.assert_close(stock(x, x, x, **options)[0], layer(x, x, x, **options)[0])
+
+
+def test_torchs_module_comes_back_with_its_sizes():
+    theirs = (
+        torch.nn.MultiheadAttention(8, 2, dropout=0.1, bias=False, kdim=6, vdim=4, batch_first=True).double().eval()
+    )
+    query, key, value = normal(2, 3, 8), normal(2, 5, 6), normal(2, 5, 4)
+    stock = to_stock(replace_attention(theirs, "gain"))
+    assert repr(stock) == repr(theirs) and (stock.dropout, stock.batch_first, stock.training) == (0.1, True, False)
+    assert all(torch.equal(tensor, theirs.state_dict()[name]) for name, tensor in stock.state_dict().items())
+    torch.testing.assert_close(stock(query, key, value)[0], theirs(query, key, value)[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "axes", "reason"),
+    [
+        ("mixhead-a", {}, "no plain attention computes this"),
+        ("mixhead-b", {}, "no plain attention computes this"),
+        ("talking-heads", {}, "no plain attention computes this"),
+        ("gated", {}, "no plain attention computes this"),
+        ("mla", {}, "no plain attention computes this"),
+        ("fixedhead", {}, "torch.nn.MultiheadAttention has heads of size 4"),
+        ("mha", {"value_dim": 3}, "torch.nn.MultiheadAttention has heads of size 4"),
+        ("mha", {"add_bias_kv": True}, "appended keys"),
+    ],
+)
+def test_a_layer_that_computes_more_does_not_become_torchs_module(name, axes, reason):
+    with pytest.raises(ValueError, match=reason):
+        to_stock(build(name, **axes))

@@ -71,15 +71,6 @@ def test_other_commands_ask_for_the_whole_model(command, tmp_path, capsys):
     assert cli.main([*command, "--transformers", str(tmp_path / "whole")]) == 0
 
 
-def test_a_model_without_its_mixing_names_the_call_that_loads_it(tmp_path):
-    model = apply_attention(build("bert"), "mixhead-b")
-    model.save_pretrained(tmp_path)
-    plain = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path).eval()
-    with pytest.raises(UserError, match=re.escape(f'load_attention(model, "{tmp_path}")')):
-        plain(**INPUTS)
-    torch.testing.assert_close(load_attention(plain, tmp_path)(**INPUTS).logits, model(**INPUTS).logits)
-
-
 def test_an_earlier_mixing_without_sizes_is_saved_again_as_the_message_says(tmp_path, capsys):
     model = apply_attention(build("bert"), "mixhead-b")
     save_attention(model, tmp_path)

@@ -166,7 +166,7 @@ def test_two_mixings_in_one_folder_are_refused_where_they_differ(tmp_path):
     model.save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"lowrank_attention\.safetensors and in model\.safetensors"):
         load_attention(classifier(), tmp_path)
-    apply_attention(model, "mixhead-b").save_pretrained(tmp_path)
+    apply_attention(model, "mixhead-b", reset=True).save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"mixing is 'static' in .* and 'positionwise'"):
         load_attention(classifier(), tmp_path)
 

@@ -93,7 +93,7 @@ def load(folder: Path, *, weights: bool = True) -> PreTrainedModel:
     if missing:  # a pooler may be, which nothing here reads
         say(f"{folder} has no {', '.join(missing)}: these weights are random, and so is what depends on them")
     if record := recorded_attention(folder):
-        load_attention(model, folder) if weights else apply_attention(model, PLAIN, **record)
+        load_attention(model, folder) if weights else apply_attention(model, PLAIN, reset=True, **record)
     if weights and (diverged := [name for name, one in model.named_parameters() if not one.isfinite().all()]):
         reason = f"{diverged[0]} has an infinity or NaN"
         raise FlagError("--transformers", folder, reason, "Give a model from before the training diverged.")
@@ -130,6 +130,8 @@ def reading(folder: Path) -> Iterator[None]:
     transformers.logging.disable_progress_bar()
     try:
         yield
+    except UserError:
+        raise
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:300]
         remedy = "Give a folder that from_pretrained reads."
