@@ -36,13 +36,13 @@ DATA_ERRORS = (AssertionError, EOFError, IndexError, OSError, ValueError, struct
 """What fairseq raises if files of data are damaged or of another kind."""
 
 
-def load_state(path: Path, overrides: dict | None = None) -> dict:
+def load_state(path: Path | str, overrides: dict | None = None) -> dict:
     """Return a checkpoint with fairseq's upgrades; `overrides` replace arguments in it.
 
     Raises:
         UserError: there is no such file, it is not a checkpoint of fairseq, or only one shard of it.
     """
-    if not path.is_file():
+    if not (path := Path(path)).is_file():
         raise UserError(f"{path} is not a checkpoint file. Give the path of one, such as checkpoint_best.pt.")
     try:
         state = checkpoint_utils.load_checkpoint_to_cpu(str(path), overrides)
@@ -56,7 +56,7 @@ def load_state(path: Path, overrides: dict | None = None) -> dict:
     return state
 
 
-def load_model(path: Path, *, data: Path | None = None, tokens_per_sample: int | None = None):
+def load_model(path: Path | str, *, data: Path | None = None, tokens_per_sample: int | None = None):
     """Return a checkpoint's model in evaluation mode, and its task.
 
     Args:
@@ -70,7 +70,7 @@ def load_model(path: Path, *, data: Path | None = None, tokens_per_sample: int |
     """
     # A training may pad sequences to a multiple of a length. A single sequence then has no padding.
     overrides = {"required_seq_len_multiple": 1} | ({} if data is None else {"data": str(data)})
-    state = load_state(path, overrides)
+    state, path = load_state(path, overrides), Path(path)
     refuse_unregistered(state, path)
     folder = first_folder(str(configuration(state, "task", "data")))
     if not folder.is_dir():

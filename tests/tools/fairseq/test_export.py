@@ -2,9 +2,11 @@
 
 import json
 import math
+import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -321,3 +323,23 @@ def test_command_writes_a_folder_that_needs_no_fairseq(checkpoint, tmp_path, cap
     _, sentences = before.lines(text, 2)
     expected = [before.text.decode(before.target.string(best.tokens)) for best in before.search(sentences)]
     assert done.stdout.splitlines()[-1:] == [str(expected)], done.stderr
+
+
+@pytest.mark.parametrize("preset", ["mha", "mixhead-b", "gated"])
+def test_both_roads_of_the_page_give_the_weights_of_each_head(preset, checkpoint, tmp_path, monkeypatch):
+    path = checkpoint(**chosen(preset) if preset != "mha" else {})
+    path.rename(tmp_path / "checkpoint_best.pt")
+    moved(tmp_path / "checkpoint_best.pt", tmp_path / "OUT")
+    page = (Path(__file__).parents[3] / "docs" / "leaving-fairseq.md").read_text(encoding="utf-8")
+    section = page.partition("## Attention of each layer and head")[2].partition("\n## ")[0]
+    blocks = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    assert len(blocks) == 2 and all(len(block.splitlines()) <= 10 for block in blocks)
+    monkeypatch.chdir(tmp_path)
+    spaces = [{}, {}]
+    for block, space in zip(blocks, spaces, strict=True):
+        exec(block, space)
+    weights, found = spaces[0]["weights"], spaces[1]["found"]
+    sites = {"encoder": found.encoder_attentions, "decoder": found.decoder_attentions, "cross": found.cross_attentions}
+    assert {site for site, _ in weights} == set(sites)
+    for (site, layer), of_fairseq in weights.items():
+        torch.testing.assert_close(sites[site][layer].transpose(0, 1), of_fairseq)
