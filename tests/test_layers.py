@@ -110,6 +110,50 @@ def test_records_load_no_torch():
     assert not found
 
 
+LAYERS = (
+    "ops",
+    "parts",
+    "methods",
+    "attention",
+    "repairs",
+    "plugin",
+    "tasks",
+    "models",
+    "huggingface",
+    "tools",
+    "records",
+    "cli",
+)
+
+
+def test_modules_import_each_other_in_no_circle_and_no_higher_layer():
+    """Imports within functions count, and those of types."""
+    modules = {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file for file in FILES}
+
+    def imported(file: Path) -> set[str]:
+        found = set()
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                folder = file.relative_to(ROOT).parent.parts
+                base = folder[: len(folder) - node.level + 1] if node.level else ()
+                package = ".".join(filter(None, (*base, node.module)))
+                names = (f"{package}.{alias.name}" for alias in node.names)
+                found |= {name if name in modules else package for name in names}
+        return found & modules.keys()
+
+    graph = {name: imported(file) - {name} for name, file in modules.items()}
+    assert sum(map(len, graph.values())) > len(modules)
+    assert len([*graphlib.TopologicalSorter(graph).static_order()]) == len(modules)
+
+    def layer(name: str) -> int:
+        return next((place for place, one in enumerate(LAYERS) if below(name, f"fairseq_lowrank.{one}")), -1)
+
+    upward = {(name, one) for name, found in graph.items() for one in found if -1 < layer(name) < layer(one)}
+    assert not upward
+
+
 def test_no_two_parts_of_the_package_import_each_other():
     """A part is a folder, or a file that is in none; imports within functions count."""
     parts = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}

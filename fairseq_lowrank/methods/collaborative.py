@@ -13,6 +13,7 @@ from fairseq_lowrank.parts.parameters import assign
 from fairseq_lowrank.parts.part import Option
 from fairseq_lowrank.parts.plain import Plain, copy_weights, own_weights
 from fairseq_lowrank.parts.projection import Layer, Projection, split_heads
+from fairseq_lowrank.parts.sizes import LayerSizes
 
 
 class CollaborativeProjection(Projection):
@@ -78,7 +79,7 @@ class CollaborativeProjection(Projection):
         return queries, own_weights(layer.k_proj, layer.num_heads), own_weights(layer.v_proj)
 
     @classmethod
-    def full_size(cls, config: AttentionConfig) -> int:
+    def full_size(cls, config: LayerSizes) -> int:
         return config.num_heads * config.head_dim
 
     @classmethod

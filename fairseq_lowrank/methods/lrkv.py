@@ -19,6 +19,7 @@ from fairseq_lowrank.parts.projection import (
     Projection,
     split_heads,
 )
+from fairseq_lowrank.parts.sizes import LayerSizes
 
 
 class LowRankKeyValue(Projection):
@@ -116,7 +117,7 @@ class LowRankKeyValue(Projection):
         return own_weights(layer.q_proj), full_weight("key"), full_weight("value")
 
     @classmethod
-    def full_size(cls, config: AttentionConfig) -> int:
+    def full_size(cls, config: LayerSizes) -> int:
         return max(config.head_dim, config.value_dim)
 
     @classmethod

@@ -23,6 +23,7 @@ from fairseq_lowrank.parts.projection import (
     is_plain_linear,
     split_heads,
 )
+from fairseq_lowrank.parts.sizes import LayerSizes
 
 
 class LatentProjection(Projection):
@@ -149,7 +150,7 @@ class LatentProjection(Projection):
         return own_weights(layer.q_proj), (layer.k_proj.weight @ down, None), (layer.v_proj.weight @ down, None)
 
     @classmethod
-    def full_size(cls, config: AttentionConfig) -> int:
+    def full_size(cls, config: LayerSizes) -> int:
         """Return the rank of the joint weight of keys and values; the norm still changes something."""
         return min(config.kdim, config.num_heads * (config.head_dim + config.value_dim))
 

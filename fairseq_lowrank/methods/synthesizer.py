@@ -56,7 +56,7 @@ class Synthesizer(ScoreFunction):
             )
         if not isinstance(positions, Integral) or isinstance(positions, bool) or positions < 1:
             raise ValueError(f"max_positions={positions!r}: expected a positive integer")
-        self.max_positions: int = positions
+        self.max_positions: int = int(positions)
         self.state_sizes = {"value": projection.config.value_dim}
 
     @property

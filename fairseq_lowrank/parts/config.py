@@ -13,6 +13,7 @@ from fairseq_lowrank.parts.projection import Projection
 from fairseq_lowrank.parts.registry import PARTS, SLOTS
 from fairseq_lowrank.parts.rotary import Rotation
 from fairseq_lowrank.parts.score import ScoreFunction
+from fairseq_lowrank.parts.sizes import LayerSizes
 from fairseq_lowrank.parts.spec import AttentionSpec
 
 _SWITCHES = (
@@ -23,7 +24,7 @@ LARGEST_WEIGHT = 2**31
 
 
 @dataclass(frozen=True)
-class AttentionConfig:
+class AttentionConfig(LayerSizes):
     """The choice on every axis, the sizes of a layer, and its place in a model. The layer and its parts read it.
 
     Args:
@@ -78,6 +79,7 @@ class AttentionConfig:
     head_dim: int = field(init=False)
     value_dim: int = field(init=False)
     key_value_heads: int = field(init=False)
+    chosen_key_value_heads: int | None = field(init=False)
     queries_per_head: int = field(init=False)
     keys_per_head: int = field(init=False)
     has_appended_keys: bool = field(init=False)
@@ -104,6 +106,7 @@ class AttentionConfig:
             )
         own["head_dim"] = spec.head_dim or self.embed_dim // self.num_heads
         own["value_dim"] = spec.value_dim or self.head_dim
+        own["chosen_key_value_heads"] = spec.key_value_heads
         own["key_value_heads"] = spec.key_value_heads or self.num_heads
         own["queries_per_head"], own["keys_per_head"] = spec.queries_per_head, spec.keys_per_head
         own["has_appended_keys"] = self.add_bias_kv or self.add_zero_attn

@@ -12,7 +12,7 @@ from fairseq_lowrank.parts.plain import Inexact
 from fairseq_lowrank.parts.stages import Context, LayerPart
 
 if TYPE_CHECKING:
-    from fairseq_lowrank.parts.config import AttentionConfig
+    from fairseq_lowrank.parts.sizes import LayerSizes
 
 
 class DistanceBias(LayerPart):
@@ -30,7 +30,7 @@ class DistanceBias(LayerPart):
     reads_inputs = reads_queries = False
     reads_positions = True
 
-    def __init__(self, config: AttentionConfig) -> None:
+    def __init__(self, config: LayerSizes) -> None:
         super().__init__()
         self.num_heads = config.num_heads * config.queries_per_head
 

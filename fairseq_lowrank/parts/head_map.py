@@ -10,7 +10,7 @@ from fairseq_lowrank.parts.parameters import assign
 from fairseq_lowrank.parts.stages import LayerPart
 
 if TYPE_CHECKING:
-    from fairseq_lowrank.parts.config import AttentionConfig
+    from fairseq_lowrank.parts.sizes import LayerSizes
 
 
 class HeadMap(LayerPart):
@@ -23,7 +23,7 @@ class HeadMap(LayerPart):
     changes_queries: ClassVar[bool] = True
     """True if it works with separate queries and keys of each head only."""
 
-    def __init__(self, config: AttentionConfig) -> None:
+    def __init__(self, config: LayerSizes) -> None:
         super().__init__()
 
     def reset_parameters(self) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from fairseq_lowrank.parts.stages import LayerPart
 
 if TYPE_CHECKING:
-    from fairseq_lowrank.parts.config import AttentionConfig
+    from fairseq_lowrank.parts.sizes import LayerSizes
 
 
 class HeadOutput(LayerPart):
@@ -27,6 +27,6 @@ class HeadOutput(LayerPart):
         """Return how many heads of keys make one output, with these options of the part."""
         return 1
 
-    def __init__(self, config: AttentionConfig) -> None:
+    def __init__(self, config: LayerSizes) -> None:
         super().__init__()
         self.config = config

@@ -13,7 +13,7 @@ from fairseq_lowrank.parts.plain import Inexact, scale_queries
 from fairseq_lowrank.parts.stages import Context, LayerPart
 
 if TYPE_CHECKING:
-    from fairseq_lowrank.parts.config import AttentionConfig
+    from fairseq_lowrank.parts.sizes import LayerSizes
 
 
 class Mixing(LayerPart):
@@ -40,7 +40,7 @@ class Mixing(LayerPart):
     """The class of the operation, which is built from M."""
     field = "prob_mixing"
 
-    def __init__(self, config: AttentionConfig, query_size: int) -> None:
+    def __init__(self, config: LayerSizes, query_size: int) -> None:
         super().__init__()
         self.num_heads = config.num_heads
         weight = self.initial_weight(config.num_heads)

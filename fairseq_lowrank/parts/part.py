@@ -9,7 +9,7 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from fairseq_lowrank.parts.config import AttentionConfig
+    from fairseq_lowrank.parts.sizes import LayerSizes
 
 Value = int | float | str | bool | None
 """The value of an axis or of an option; ``None`` if none is given."""
@@ -125,7 +125,7 @@ class Part:
     is what heads compare their queries with, and nothing else."""
 
     @classmethod
-    def check_place(cls, axis: str, config: AttentionConfig) -> None:
+    def check_place(cls, axis: str, config: LayerSizes) -> None:
         """Check that the part, a value of ``axis``, works in such a layer.
 
         Raises:

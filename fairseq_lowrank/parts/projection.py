@@ -14,7 +14,7 @@ from fairseq_lowrank.parts.part import Part
 from fairseq_lowrank.parts.plain import NotPlain, Plain
 
 if TYPE_CHECKING:
-    from fairseq_lowrank.parts.config import AttentionConfig
+    from fairseq_lowrank.parts.sizes import LayerSizes
 
 KeyValueStates = dict[str, Tensor]
 """Tensors ``[B, G, S, D]`` by name, from which keys and values are made: everything that a decoding step caches."""
@@ -77,11 +77,11 @@ class Projection(Part):
     groups: ClassVar[tuple[int, ...] | None] = None
     """The numbers of key and value heads that may be requested; ``None`` means any divisor of the heads."""
 
-    def __init__(self, config: AttentionConfig) -> None:
-        self.config = config
+    def __init__(self, config: LayerSizes) -> None:
+        self.config: Any = config
         self.query_heads = config.num_heads * config.queries_per_head
         self.state_heads = config.key_value_heads
-        requested = config.spec.key_value_heads
+        requested = config.chosen_key_value_heads
         if self.groups is not None and requested not in (None, *self.groups):
             expected = " or ".join(["none", *map(str, self.groups)])
             raise ValueError(f"key_value_heads={requested}: projection {self.name!r} expects {expected}")
@@ -98,7 +98,7 @@ class Projection(Part):
         self.rotary_state = "key"
 
     @classmethod
-    def check_place(cls, axis: str, config: AttentionConfig) -> None:
+    def check_place(cls, axis: str, config: LayerSizes) -> None:
         if config.has_appended_keys and not cls.composes:
             raise ValueError(
                 f"{axis} {cls.name!r} does not work with add_bias_kv or add_zero_attn. Remove them, or choose another {axis}."
@@ -199,7 +199,7 @@ class Projection(Part):
         return self.state_sizes.keys() == {"key", "value"} and self.state_groups.get("value", self.state_heads) == 1
 
     @classmethod
-    def full_size(cls, config: AttentionConfig) -> int:
+    def full_size(cls, config: LayerSizes) -> int:
         """Return the least size of :attr:`factor` at which plain attention loses nothing."""
         raise NotImplementedError
 
@@ -262,7 +262,7 @@ def _same_memory(first: Tensor, second: Tensor) -> bool:
     return first.data_ptr() == second.data_ptr() and first.shape == second.shape and first.stride() == second.stride()
 
 
-def check_value_is_key(name: str, config: AttentionConfig, key: Tensor, value: Tensor) -> None:
+def check_value_is_key(name: str, config: LayerSizes, key: Tensor, value: Tensor) -> None:
     """Check that values are the keys: one tensor, or equal views of the same memory.
 
     In self-attention and in attention to an encoder they are. There a wrapper may have cast or copied each argument on its own.

@@ -12,7 +12,7 @@ from fairseq_lowrank.parts.part import Part
 from fairseq_lowrank.parts.projection import KeyValueStates, Layer, Projection
 
 if TYPE_CHECKING:
-    from fairseq_lowrank.parts.config import AttentionConfig
+    from fairseq_lowrank.parts.sizes import LayerSizes
 
 
 class ScoreFunction(Part):
@@ -46,7 +46,7 @@ class ScoreFunction(Part):
         self.scale = projection.score_size**-0.5
 
     @classmethod
-    def check_place(cls, axis: str, config: AttentionConfig) -> None:
+    def check_place(cls, axis: str, config: LayerSizes) -> None:
         super().check_place(axis, config)
         if config.rotary and cls.positions_reason is not None:
             raise ValueError(f"rotary with {axis} {cls.name!r}: {cls.positions_reason}. Use {axis} 'dot-product'.")

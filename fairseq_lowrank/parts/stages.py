@@ -17,7 +17,7 @@ from fairseq_lowrank.parts.plain import Inexact
 from fairseq_lowrank.parts.projection import KeyValueStates
 
 if TYPE_CHECKING:
-    from fairseq_lowrank.parts.config import AttentionConfig
+    from fairseq_lowrank.parts.sizes import LayerSizes
 
 STEPS = ("queries", "states", "call", "heads", "weights")
 """The methods of :class:`LayerPart` that are steps of the forward pass, in its order."""
@@ -107,7 +107,7 @@ class LayerPart(NoDecayModule, Part):
         return cls.reads_own_value or cls.reads_positions
 
     @classmethod
-    def check_place(cls, axis: str, config: AttentionConfig) -> None:
+    def check_place(cls, axis: str, config: LayerSizes) -> None:
         super().check_place(axis, config)
         if config.qk_norm and not cls.before_norm and cls.filled & {"queries", "states"}:
             raise ValueError(

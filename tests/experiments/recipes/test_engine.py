@@ -121,7 +121,7 @@ def quick(commands, monkeypatch):
         return 0
 
     commands.fails, commands.value, commands.log = (), 1.0, LOG
-    monkeypatch.setattr(type(commands), "__call__", lambda self, *arguments: execute(*arguments))
+    monkeypatch.setattr(type(commands), "__call__", lambda self, *arguments, **options: execute(*arguments, **options))
     monkeypatch.setattr(engines, "score", score)
     monkeypatch.setattr(engines, "parameters", lambda *_: {"parameters": 1000, "attention_parameters": 1})
     monkeypatch.setattr(cli, "main", tool)
