@@ -97,8 +97,7 @@ def attention_page() -> str:
         "**Compile and export.** [What works](pytorch.md#compile-export-half-precision)",
         "**Backends.** [Which backend computes what](performance.md#which-backend-computes-what)",
         "## `replace_attention(module, preset, …)`",
-        _first_paragraph(replace_attention),
-        _table(("argument", "default", "meaning"), _rows(replace_attention)),
+        _first_paragraph(replace_attention) + " `help(replace_attention)` explains its arguments.",
     )
 
 
@@ -201,15 +200,6 @@ def _default(value: object) -> str:
     if value is inspect.Parameter.empty:
         return "required"
     return "the identity" if callable(value) and not isinstance(value, type) else f"`{value!r}`"
-
-
-def _rows(function: Callable) -> list[tuple[str, str, str]]:
-    parameters = inspect.signature(function).parameters
-    return [
-        (f"`{name}`", _default(parameters[name].default), _cell(text))
-        for name, text in _arguments(function).items()
-        if name in parameters and name != "axes"
-    ]
 
 
 def _first_paragraph(function: Callable) -> str:
