@@ -205,7 +205,7 @@ def build_added(
     built = {} if config is None else {axis: config.build(axis) for axis in ADDED_AXES}
     parts = {axis: _placed(part, module) for axis, part in built.items() if part is not None}
     inputs = list(inspect.signature(type(module).forward).parameters)[1]
-    rotation = chosen_rotation(module, [*parts.values()], config.head_dim, mixing_queries) if config and parts else None
+    rotation = chosen_rotation(module, parts.values(), config.head_dim, mixing_queries) if config and parts else None
     return AddedAttention(Core(spec, config if parts else None), inputs, causal, rotation), parts
 
 

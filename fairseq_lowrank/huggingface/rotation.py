@@ -6,15 +6,14 @@ import ast
 import inspect
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.parts.stages import LayerPart
 
 MIXING_QUERIES = ("unrotated", "rotated")
 """Which queries mixing reads. Folders of 0.2.0 and before record none, and were trained with rotated ones."""
@@ -111,7 +110,7 @@ def check_mixing_queries(value: str) -> None:
         raise UserError(f"mixing_queries={value!r}: expected {' or '.join(map(repr, MIXING_QUERIES))}")
 
 
-def chosen_rotation(module: nn.Module, parts: list[LayerPart], head_dim: int, queries: str) -> Rotation | None:
+def chosen_rotation(module: nn.Module, parts: Collection[Any], head_dim: int, queries: str) -> Rotation | None:
     """Return what has to be undone before parts read queries of a module, or ``None``.
 
     Raises:
@@ -120,7 +119,7 @@ def chosen_rotation(module: nn.Module, parts: list[LayerPart], head_dim: int, qu
     reader = next((part for part in parts if part.reads_queries), None)
     if reader is None or queries == "rotated" or not rotates(type(module)):
         return None
-    if (rotation := rotation_of(type(module), head_dim)) is None:
+    if (rotation := rotation_of(type(module), head_dim)) is None:  # type: ignore[arg-type]
         raise UserError(
             f"{type(module).__name__}: {reader.name!r} reads queries before their rotary positions, and this class rotates them in a way "
             'that cannot be undone. Pass mixing_queries="rotated" to let the mixing depend on absolute positions, or choose mixing '

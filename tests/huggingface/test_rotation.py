@@ -7,10 +7,12 @@ import torch
 import transformers
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
+from transformers.models.llama.modeling_llama import LlamaAttention, apply_rotary_pos_emb
 
 from fairseq_lowrank.attention import RotaryPositions, build_attention, build_core
 from fairseq_lowrank.attention.core import core_presets
 from fairseq_lowrank.huggingface import apply_attention, load_attention, save_attention
+from fairseq_lowrank.huggingface.rotation import rotation_of
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.parts import LayerPart, parts_of
 
@@ -117,3 +119,11 @@ def test_folders_keep_what_they_were_trained_with(tmp_path):
         save_file(tensors, file)
     older = load_attention(LlamaModel(LlamaConfig(**SIZES)).eval(), tmp_path)
     assert older.config.lowrank_attention["mixing_queries"] == "rotated" and shift(older) > 1e-2
+
+
+def test_scaled_cosines_leave_queries_their_size():
+    cos, sin = model_of("Yarn", "mha").rotary_emb(torch.zeros(1, 9, 32), torch.arange(9)[None])
+    assert (cos[0, 0, 0] ** 2 + sin[0, 0, 0] ** 2 - 1).abs() > 0.1  # it scales them
+    q = torch.randn(2, 4, 9, 8)
+    rotated, _ = apply_rotary_pos_emb(q, q, cos, sin)
+    torch.testing.assert_close(rotation_of(LlamaAttention, 8).undone(rotated, cos, sin), q, atol=1e-5, rtol=1e-5)
