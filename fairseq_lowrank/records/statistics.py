@@ -206,12 +206,7 @@ def compare(first: Scores, second: Scores, *, resolution: float = 0.0, draws: in
 
 
 def compare_interaction(
-    first: tuple[Scores, Scores],
-    second: tuple[Scores, Scores],
-    *,
-    resolution: float = 0.0,
-    draws: int = DRAWS,
-    seed: int = 0,
+    first: tuple[Scores, Scores], second: tuple[Scores, Scores], *, resolution: float = 0.0, draws: int = DRAWS
 ) -> Comparison:
     """Compare (a − b) − (c − d), paired by seed and sentence: does the lead of a over b differ from that of c over d?
 
@@ -219,11 +214,11 @@ def compare_interaction(
         UserError: see :func:`paired_differences`.
     """
     inner = [dict(zip(*paired_differences(*pair), strict=True)) for pair in (first, second)]
-    return compare(*inner, resolution=resolution, draws=draws, seed=seed)
+    return compare(*inner, resolution=resolution, draws=draws)
 
 
 def compare_counts(
-    rows: Sequence[Scores], measure: Measure = bleu, *, resolution: float = 0.0, draws: int = DRAWS, seed: int = 0
+    rows: Sequence[Scores], measure: Measure = bleu, *, resolution: float = 0.0, draws: int = DRAWS
 ) -> Comparison:
     """Compare A − B, or (A − B) − (C − D), of a score that is not a mean over sentences, such as BLEU.
 
@@ -253,12 +248,12 @@ def compare_counts(
         return (scores * signs[:, None]).sum(-2).mean(-1)
 
     flat = stacked.transpose(2, 0, 1, 3).reshape(sentences, -1)
-    found = sentence_bootstrap(flat, difference, draws=draws, seed=seed) if sentences > 1 else None
+    found = sentence_bootstrap(flat, difference, draws=draws) if sentences > 1 else None
     # the jackknife's values of single sentences, whose mean is the score up to its bias
     without = measure(stacked.sum(2, keepdims=True) - stacked)
     whole = measure(stacked.sum(2))[..., None]
     matrix = np.einsum("r,rsn->sn", signs, sentences * whole - (sentences - 1) * without)
-    return _comparison(by_seed, matrix, found, resolution, seed)
+    return _comparison(by_seed, matrix, found, resolution, seed=0)
 
 
 def _comparison(
