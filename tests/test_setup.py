@@ -54,35 +54,12 @@ cp -R -P "{folder}/.venv" "$3" && sed "s|{folder}|$(pwd -P)|g" "{folder}/.venv/b
     return str(path)
 
 
-@pytest.fixture
-def python_of(folder):
-    """``python_of("3.14")``: a Python that says it is of that version and can make no virtual environment."""
-
-    def make(version: str) -> str:
-        path = folder / f"my python{version}"
-        numbers = (*version.split("."), "9")[:3]
-        says = f"import sys; sys.version_info = ({', '.join(numbers)})"
-        path.write_text(f'#!/bin/sh\n[ "$1" != -m ] || exit 1\nexec {sys.executable} -c "{says}\n$2"\n')
-        path.chmod(0o755)
-        return str(path)
-
-    return make
-
-
 def test_a_missing_python_is_named_with_ways_to_get_it(setup, folder):
     status, lines = setup(PYTHON="/nowhere/my python3")
     assert status == 1
     message = "setup: error: Python 3.11.4 or newer is needed; none of these is: /nowhere/my python3. Install it ("
     assert lines[-1].startswith(message)
     assert not (folder / ".venv").exists()
-
-
-def test_without_python_given_one_up_to_3_13_goes_before_a_newer_one(setup, folder, python_of):
-    # python3.13 too, so that one of this machine is not found.
-    for name, version in {"python3": "3.14", "python": "3.14", "python3.13": "3.14", "python3.12": "3.12"}.items():
-        (folder / name).symlink_to(python_of(version))
-    lines = setup(PYTHON="", PATH=f"{folder}:{os.environ['PATH']}")[1]
-    assert lines[-1].startswith("setup: error: python3.12 cannot make")
 
 
 def test_a_broken_environment_is_made_again_once_and_a_missing_compiler_is_named(setup, folder, quick_python):
