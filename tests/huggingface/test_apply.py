@@ -18,6 +18,7 @@ from fairseq_lowrank.huggingface import (
     supported,
 )
 from fairseq_lowrank.huggingface.added import inputs_of
+from fairseq_lowrank.huggingface.choice import usable_presets
 from fairseq_lowrank.huggingface.models import small_model
 from fairseq_lowrank.messages import UserError
 
@@ -499,3 +500,30 @@ def test_a_model_of_two_models_calls_the_chosen_attention():
         apply_attention(model, "mha").set_attn_implementation("sdpa")
         torch.testing.assert_close(model(**given).logits, expected, atol=1e-5, rtol=0)
         other(given["pixel_values"])  # it has the configuration that the encoder had
+
+
+@pytest.mark.parametrize("preset", usable_presets())
+def test_what_a_family_cannot_compute_is_refused_before_anything_changes(preset):
+    for family in FAMILIES:
+        model = build(family)
+        before = model.config.to_dict(), [*model.state_dict()]
+        try:
+            apply_attention(model, preset)
+        except UserError:
+            assert (model.config.to_dict(), [*model.state_dict()]) == before
+        else:
+            logits_of(model, family)
+    with pytest.raises(UserError, match="GptOssAttention has sinks already"):
+        apply_attention(build("gpt-oss"), "sinks")
+
+
+def test_weights_in_the_configuration_are_refused_before_a_training():
+    model = build("llama")
+    model.set_attn_implementation("eager")
+    model.config.output_attentions = True
+    for preset in ("mixhead-a", "mha"):
+        with pytest.raises(
+            UserError, match="config.output_attentions=True: .* pass output_attentions=True to each call"
+        ):
+            apply_attention(model, preset)
+    assert model.config._attn_implementation == "eager"

@@ -198,3 +198,18 @@ def test_a_restored_model_trains_like_a_new_one(tmp_path):
     model(TOKENS, labels=TOKENS).loss.backward()
     optimizer.step()
     assert all(not torch.equal(tensor, before[name]) for name, tensor in mixing_state(model).items())
+
+
+def test_a_sentence_transformer_has_the_attention_of_its_folder(tmp_path):
+    sentences = pytest.importorskip("sentence_transformers")
+    model = trained("mixhead-b", "bert")
+    model.save_pretrained(tmp_path / "whole")
+    save_attention(model, tmp_path / "mixing")
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"]))
+    transformers.BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path / "whole")
+    whole = sentences.SentenceTransformer(str(tmp_path / "whole"), device="cpu")
+    inputs = {"input_ids": torch.tensor([[2, 5, 6, 3]])}
+    torch.testing.assert_close(whole[0].auto_model(**inputs)[0], model.bert(**inputs)[0])
+    other = copy.deepcopy(whole)
+    load_attention(other[0].auto_model, tmp_path / "mixing")  # the line of the page
+    assert torch.equal(other.encode(["a b"], convert_to_tensor=True), whole.encode(["a b"], convert_to_tensor=True))
