@@ -523,7 +523,7 @@ def test_weights_in_the_configuration_are_refused_before_a_training():
     model.config.output_attentions = True
     for preset in ("mixhead-a", "mha"):
         with pytest.raises(
-            UserError, match="config.output_attentions=True: .* pass output_attentions=True to each call"
+            UserError, match=r"config\.output_attentions=True: .* pass output_attentions=True to each call"
         ):
             apply_attention(model, preset)
     assert model.config._attn_implementation == "eager"
