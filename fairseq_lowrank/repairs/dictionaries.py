@@ -29,7 +29,7 @@ ENTRY = "dictionaries"
 """The entry of a checkpoint, and of the metadata of a model's state, with a dictionary for each encoder and decoder."""
 FILE = "file"
 """The attribute of a dictionary with the path that it was loaded from."""
-_moving: ContextVar[str | bool | None] = ContextVar("the value of --embeddings-by-word while it applies", default=None)
+_moving: ContextVar[str | None] = ContextVar("the value of --embeddings-by-word while it applies", default=None)
 ROWS = re.compile(r"\.(embed_tokens|output_projection|lm_head|embed_out)\.(weight|bias)$")
 """The tensors with a row for each word."""
 BANDS = re.compile(r"\.(embed_tokens\.embeddings\.\d|adaptive_softmax)\.")
@@ -130,8 +130,8 @@ def refuse_other_dictionaries(load: Callable) -> Callable:
         origin = getattr(state_dict, "_metadata", {}).get("", {}).get(ENTRY)
         if origin is None:  # not of a file
             return load(self, state_dict, *args, **kwargs)
-        if _moving.get() is not None:
-            state_dict = move_embeddings(self, state_dict, origin, _moving.get())
+        if (folder := _moving.get()) is not None:
+            state_dict = move_embeddings(self, state_dict, origin, folder)
         else:
             check(dictionaries_of(self), origin)
         try:
@@ -226,7 +226,7 @@ def name_other_dictionary(load: Callable) -> Callable:
 
 
 def move_embeddings(
-    model: nn.Module, state: Mapping[str, Tensor], origin: Mapping, folder: str | bool
+    model: nn.Module, state: Mapping[str, Tensor], origin: Mapping, folder: str
 ) -> Mapping[str, Tensor]:
     """Return a state whose rows of words are in the order of a model's dictionaries. A new word has the model's initial row.
 
@@ -253,11 +253,11 @@ def move_embeddings(
         logger.info(
             f"{name}: {len(rows):,} of {len(dictionary):,} words have their embeddings of {origin['path']}; the others are new"
         )
-    moved._metadata = state._metadata
+    vars(moved).update(vars(state))  # the metadata
     return moved
 
 
-def _words(name: str, dictionary: Dictionary, origin: Mapping, folder: str | bool) -> list[str]:
+def _words(name: str, dictionary: Dictionary, origin: Mapping, folder: str) -> list[str]:
     """Return the symbols of a checkpoint's dictionary."""
     saved = (origin[ENTRY] or {}).get(name)
     flag = "--embeddings-by-word"
@@ -268,7 +268,7 @@ def _words(name: str, dictionary: Dictionary, origin: Mapping, folder: str | boo
     if folder == "own":
         reason = f"{origin['path']} has no dictionary, because it was saved by an older version"
         raise FlagError(flag, folder, reason, f"Add the folder of its data: {flag} FOLDER.")
-    path = os.path.join(str(folder), os.path.basename(_file(vars(dictionary))))
+    path = os.path.join(folder, os.path.basename(_file(vars(dictionary))))
     if not os.path.isfile(path):
         raise FlagError(flag, folder, f"{path} does not exist", "Give the folder of the data of the checkpoint.")
     return Dictionary.load(path).symbols
