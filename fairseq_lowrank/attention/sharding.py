@@ -78,8 +78,8 @@ def _name_shard_parts(check: Callable) -> Callable:
         try:
             check(self)
         except AssertionError as error:
-            holders = (getattr(param, "_module_info", None) for param in self.fsdp_params)
-            parts = [holder.module for holder in holders if isinstance(getattr(holder, "module", None), LayerPart)]
+            holders = (getattr(getattr(param, "_module_info", None), "module", None) for param in self.fsdp_params)
+            parts = [holder for holder in holders if isinstance(holder, LayerPart)]
             if not parts:
                 raise
             raise UserError(

@@ -21,7 +21,7 @@ from fairseq_lowrank.attention.core import Core
 from fairseq_lowrank.huggingface.models import query_sizes
 from fairseq_lowrank.huggingface.rotation import Rotation, chosen_rotation
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.parts import MODULE_AXES, SLOTS, NoDecayModule
+from fairseq_lowrank.parts import MODULE_AXES, SLOTS, LayerPart
 from fairseq_lowrank.parts import parts_of as children_on_axes
 from fairseq_lowrank.parts.stages import declared
 
@@ -191,7 +191,7 @@ def mixing_state(model: PreTrainedModel) -> dict[str, Tensor]:
 
 def build_added(
     module: nn.Module, spec: AttentionSpec, causal: bool | None = None, mixing_queries: str = "unrotated"
-) -> tuple[AddedAttention, dict[str, NoDecayModule]]:
+) -> tuple[AddedAttention, dict[str, LayerPart]]:
     """Return what :func:`add` gives to an attention module for ``spec``, and its parts. The module does not change.
 
     Args:
@@ -229,7 +229,7 @@ def add(module: nn.Module, added: AddedAttention, parts: Mapping[str, nn.Module]
     vars(module)[SLOT] = added
 
 
-def _placed(part: NoDecayModule, module: nn.Module) -> NoDecayModule:
+def _placed(part: LayerPart, module: nn.Module) -> LayerPart:
     """Put a part on the module's device and in its mode, in float32, or float64 where the module is.
 
     The device is where the module computes: weights on a disk are loaded there at each call.

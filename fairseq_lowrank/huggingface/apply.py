@@ -46,7 +46,7 @@ from fairseq_lowrank.huggingface.sites import SITES, passes
 from fairseq_lowrank.huggingface.training import TRAIN, freeze
 from fairseq_lowrank.messages import UserError, did_you_mean
 from fairseq_lowrank.parts import AXES, PLAIN
-from fairseq_lowrank.parts.parameters import NoDecayModule
+from fairseq_lowrank.parts.parameters import LayerPart
 from fairseq_lowrank.parts.stages import declared
 
 
@@ -106,7 +106,7 @@ class Plan(NamedTuple):
     name: str
     train: str
     record: dict[str, Any] | None
-    added: dict[nn.Module, tuple[AddedAttention, dict[str, NoDecayModule]]]
+    added: dict[nn.Module, tuple[AddedAttention, dict[str, LayerPart]]]
     chosen: list[nn.Module]
     left: list[nn.Module]
 

@@ -84,10 +84,9 @@ def passes(module: nn.Module, argument: str) -> bool:
             and node.args[0].id == "self"
         ):
             for value in (keyword.value for keyword in node.keywords if keyword.arg == argument):
-                of_self = (
-                    isinstance(value, ast.Attribute) and isinstance(value.value, ast.Name) and value.value.id == "self"
-                )
-                return not of_self or getattr(module, value.attr, None) is not None
+                if isinstance(value, ast.Attribute) and isinstance(value.value, ast.Name) and value.value.id == "self":
+                    return getattr(module, value.attr, None) is not None
+                return True
     return False
 
 
