@@ -45,8 +45,7 @@ from fairseq_lowrank.huggingface.rotation import check_mixing_queries, rotates
 from fairseq_lowrank.huggingface.sites import SITES, passes
 from fairseq_lowrank.huggingface.training import TRAIN, freeze
 from fairseq_lowrank.messages import UserError, did_you_mean
-from fairseq_lowrank.parts import AXES, PLAIN
-from fairseq_lowrank.parts.parameters import LayerPart
+from fairseq_lowrank.parts import AXES, PLAIN, LayerPart
 from fairseq_lowrank.parts.stages import declared
 
 
