@@ -326,6 +326,8 @@ def test_a_cache_is_copied_and_reordered():
         whole, _ = layer(x, x, x, **options)
         first, last = x.split((4, 1), dim=1)
         layer(first, first, first, incremental_state=cache, **options)
+        layer(last, last, last, incremental_state=cache.copy(), **options)
+        assert cache.length == 4
         kept = cache.copy()
         kept.reorder(order)
         for state, entries in ((cache, slice(None)), (kept, order)):
