@@ -21,8 +21,9 @@ from fairseq_lowrank.attention import build_attention
 from fairseq_lowrank.cli import convert, export, inspect, measure, translate
 from fairseq_lowrank.cli._composition import as_text
 from fairseq_lowrank.files import first_folder
-from fairseq_lowrank.messages import FlagError, StateDictMismatch, UserError
+from fairseq_lowrank.messages import FlagError, UserError
 from fairseq_lowrank.ops import HeadMixing
+from fairseq_lowrank.repairs.dictionaries import OtherDictionary
 from fairseq_lowrank.repairs.loading import load_checkpoint
 from fairseq_lowrank.tools import inspection
 from fairseq_lowrank.tools.fairseq import checkpoints
@@ -342,11 +343,11 @@ def test_load_model_names_the_flag_for_other_vocabularies(trained, translation_d
     for dictionary in data.glob("dict.*.txt"):
         dictionary.write_text(dictionary.read_text() + "".join(f"more{number} 1\n" for number in range(16)))
     path = trained("stock")
-    with pytest.raises(StateDictMismatch) as error:
+    with pytest.raises(OtherDictionary, match="--srcdict") as error:
         checkpoints.load_model(path, data=data)
     assert error.value.path == str(path)
-    assert error.value.current[0] == error.value.saved[0] + 16
-    assert "--data" in error.value.remedy
+    files = [folder / "dict.de.txt" for folder in (translation_data, data)]
+    assert error.value.difference == "16 words in {}, 32 in {}".format(*files)
 
 
 def test_sequences_passes_unexpected_errors_on(trained, monkeypatch):
