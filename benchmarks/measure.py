@@ -28,7 +28,7 @@ PACKAGES = ("torch", "fairseq-fixed", "x-transformers", "transformers", "numpy",
 
 def machine(device: str) -> dict[str, str | int]:
     """Date, processor, threads, versions and code, as every file of results records them."""
-    from fairseq_lowrank.tools import (
+    from fairseq_lowrank.records import (
         provenance,  # other copies of the package, which versions.py times, may not have it
     )
 

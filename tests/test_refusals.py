@@ -161,7 +161,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("average words.de --output average.pt", "words.de cannot be read as a checkpoint"),
         ("average mixhead.pt flipped.pt --output average.pt", "flipped.pt"),
         ("inspect cut.pt", "cut.pt"),
-        ("average mixhead.pt lm.pt --output average.pt", "are of different models"),
+        ("average mixhead.pt lm.pt --output average.pt", "was trained with another dictionary"),
         ("convert flipped-mixhead.pt --attention mha --output convert.pt", "flipped-mixhead.pt"),
         ("convert words.de --attention mha --output convert.pt", "words.de cannot be read as a checkpoint"),
         ("convert mixhead.pt --attention mha --output out/convert.pt", "--output out/convert.pt"),

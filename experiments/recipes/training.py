@@ -86,7 +86,7 @@ def faster_linear(threads: int) -> str:
     """Return "onednn" if a measurement of 0.1 s says that it is faster than torch on this processor. GPUs keep torch's own."""
     import torch
 
-    from fairseq_lowrank.ops.linear import is_faster
+    from fairseq_lowrank.linear import is_faster
 
     if torch.cuda.is_available():
         return "torch"

@@ -165,7 +165,13 @@ class IncrementalCache:
 
     A copy of a layer that has an entry finds it in a copy of the state. A copy of a layer that has none is another layer of the
     same model, as :class:`torch.nn.TransformerEncoder` makes them, and gets a separate entry. A pickled layer is such a copy too.
+
+    Attributes:
+        refuses_lost_entries: a step that finds no entry after a step whose entry is lost is an error. fairseq's searches start a
+            dictionary for each batch and may end after one step, so its layers set False.
     """
+
+    refuses_lost_entries = True
 
     def __init__(self) -> None:
         self.key, self.used = _new_key(), False
@@ -201,7 +207,7 @@ class IncrementalCache:
 
     def set(self, state: IncrementalState, cache: LayerCache) -> None:
         if not torch.compiler.is_compiling():
-            begins = not isinstance(state, DecodingCache) and state.get(self.key) is None
+            begins = self.refuses_lost_entries and not isinstance(state, DecodingCache) and state.get(self.key) is None
             self._begun = weakref.ref(next(iter(cache.tensors.values()))) if begins else None
         state[self.key] = cache
         self.used = True

@@ -66,7 +66,9 @@ def patch_rows() -> list[dict]:
         UserError: fairseq is not installed.
     """
     if importlib.util.find_spec("fairseq") is None:
-        raise UserError("--patches: fairseq is not installed, so nothing of it is changed. Install it first.")
+        raise UserError(
+            "--patches: fairseq is not installed, so nothing of it is changed. Run pip install 'fairseq-lowrank[fairseq]' first."
+        )
     from fairseq_lowrank.plugin.patches import ALL
     from fairseq_lowrank.repairs.patch import selected
 

@@ -42,10 +42,10 @@ from fairseq_lowrank.huggingface.models import (
 )
 from fairseq_lowrank.huggingface.recorded import recorded_attention
 from fairseq_lowrank.huggingface.rotation import check_mixing_queries, rotates
-from fairseq_lowrank.huggingface.sites import SITES, passes
+from fairseq_lowrank.huggingface.sites import SITES, has_sinks_already
 from fairseq_lowrank.huggingface.training import TRAIN, freeze
 from fairseq_lowrank.messages import UserError, did_you_mean
-from fairseq_lowrank.parts import AXES, PLAIN, LayerPart
+from fairseq_lowrank.parts import PLAIN, LayerPart
 from fairseq_lowrank.parts.stages import declared
 
 
@@ -161,7 +161,7 @@ def planned(
             replace(head_sizes(module, spec), self_attention=site != "cross").check_place()
         except ValueError as error:
             raise UserError(f"attention {preset!r} in {site} attention: {error}") from error
-        if spec.attention_sinks != AXES["attention_sinks"].default and passes(module, "s_aux"):
+        if has_sinks_already(module, spec):
             raise UserError(
                 f"attention {preset!r} in {site} attention: {type(module).__name__} has sinks already. Choose other attention, or leave "
                 "these layers out with layers= or sites=."

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator
 
 from torch import nn
 
+from fairseq_lowrank.parts import AXES, AttentionSpec
+
 SITES = ("encoder", "decoder", "cross")
 
 _CAUSAL_MASKS = frozenset(
@@ -71,6 +73,11 @@ def site_of(module: nn.Module, callers: Callers) -> str:
     if _reads_another_sequence(module, callers):
         return "cross"
     return "decoder" if _is_causal(module, callers) else "encoder"
+
+
+def has_sinks_already(module: nn.Module, spec: AttentionSpec) -> bool:
+    """Return True if attention with sinks is chosen for a module that passes sinks to the attention function."""
+    return spec.attention_sinks != AXES["attention_sinks"].default and passes(module, "s_aux")
 
 
 def passes(module: nn.Module, argument: str) -> bool:

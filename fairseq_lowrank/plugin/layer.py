@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -20,6 +20,10 @@ class FairseqAttention(MultiheadAttention):
 
     site: str
     """Where the model has the layer: ``encoder``, ``decoder`` or ``cross``."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.cache.refuses_lost_entries = False
 
     def forward(
         self,

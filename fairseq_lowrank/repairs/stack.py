@@ -19,7 +19,7 @@ import numpy
 import torch
 from fairseq.data.iterators import BackgroundConsumer
 
-from fairseq_lowrank.ops import linear
+from fairseq_lowrank import linear
 
 logger = logging.getLogger(__name__)
 

@@ -43,7 +43,7 @@ def check_raw_text_of_programs(init: Callable) -> Callable:
     @functools.wraps(init)
     def __init__(self, cfg, task, models):
         init(self, cfg, task, models)
-        if isinstance(task, TranslationTask):
+        if isinstance(task, TranslationTask) and task.cfg.data:
             warn_of_raw_text(Path(utils.split_paths(task.cfg.data)[0]), self.bpe, self.tokenizer)
 
     return __init__

@@ -107,8 +107,12 @@ def test_only_seeds_that_chose_no_rate_are_tested():
     assert documents.bits("a", found) == pytest.approx({2: 2.5, 3: 2.25})
 
 
-def arguments(arch: str, *flags: str) -> Namespace:
+@pytest.fixture(autouse=True)
+def controls(plugins_leave):
     utils.import_user_module(Namespace(user_dir=str(ROOT / "examples" / "evidence" / "controls")))
+
+
+def arguments(arch: str, *flags: str) -> Namespace:
     words = ["--decoder-normalize-before", "--tokens-per-sample", "256", "--attention", "mha", *flags]
     return architecture.parse_architecture(arch, words)
 

@@ -172,13 +172,6 @@ def test_bf16_asks_for_a_tpu_only_with_the_flag_for_one():
     assert tpu("--bf16", "--tpu")
 
 
-@pytest.mark.parametrize("flag", ["--amp", "--fp16", "--memory-efficient-fp16"])
-@pytest.mark.parametrize("extra", [[], ["--fp16-no-flatten-grads"]])
-def test_half_precision_on_a_cpu_is_refused(refusal, translation_data, flag, extra):
-    line = refusal("train", translation_data, *TINY_TRANSFORMER, flag, *extra)
-    assert f"{flag}: " in line and "--bf16" in line
-
-
 def test_language_models_of_single_sentences_train_and_score(fairseq_command, language_model_data, tmp_path):
     train = [*TINY_LANGUAGE_MODEL, "--save-dir", tmp_path, "--sample-break-mode", "eos"]
     assert "done training" in fairseq_command("train", language_model_data, *train)

@@ -52,9 +52,11 @@ def joined_data(translation_data, tmp_path_factory):
 
 
 @pytest.mark.parametrize("arch", [*TRANSLATION, *LANGUAGE_MODELS])
-def test_a_class_of_models_trains(arch, joined_data, language_model_data, fairseq_command):
+def test_a_class_of_models_trains(arch, joined_data, language_model_data, fairseq_command, tmp_path):
     data = joined_data if arch in TRANSLATION else language_model_data
     task = [] if arch in TRANSLATION else ["--task", "language_modeling", "--tokens-per-sample", 32]
     flags = (TRANSLATION | LANGUAGE_MODELS)[arch]
-    said = fairseq_command("train", data, "--arch", arch, *task, *flags, *QUICKLY, "--disable-validation")
+    said = fairseq_command(
+        "train", data, "--arch", arch, *task, *flags, *QUICKLY, "--disable-validation", "--save-dir", tmp_path
+    )
     assert "num_updates: 1" in said and "done training" in said

@@ -240,7 +240,7 @@ def test_a_training_that_went_on_elsewhere_names_every_place(recipe, settings, e
         run = own.run(own.rows["mha"], chosen)
         run.folder.mkdir(parents=True)
         for place in places:
-            monkeypatch.setattr(provenance, "machine", lambda threads, place=place: {"cpu": place, "threads": threads})
+            monkeypatch.setattr(training, "machine", lambda threads, place=place: {"cpu": place, "threads": threads})
             training.record_start(run, chosen, own.root)
             leave_checkpoints(run)
         run.log.write_text(LOG)

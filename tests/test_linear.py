@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fairseq_lowrank.ops import linear as by_onednn
-from fairseq_lowrank.ops.linear import OneDNNLinear, fast_linear, linear
+from fairseq_lowrank import linear as by_onednn
+from fairseq_lowrank.linear import OneDNNLinear, fast_linear, linear
 
 
 @pytest.fixture(autouse=True)
