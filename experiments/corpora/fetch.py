@@ -61,7 +61,7 @@ def _opened(url: str):
     """Open an address.
 
     Raises:
-        NoNetwork: it cannot be reached. An answer of the server, such as 404, is an error of its own.
+        NoNetwork: it cannot be reached. An answer of the server, such as 404, raises HTTPError.
     """
     try:
         return urllib.request.urlopen(url, timeout=60)

@@ -358,7 +358,7 @@ class MultiheadAttention(TorchMHACompat, PartsOwner):
         return self._of_all_heads(reference.masked_scores(call)), self.projection.expand_values(self, states)
 
     def _of_all_heads(self, heads: Tensor) -> Tensor:
-        """Return heads of which one may stand for all."""
+        """Return heads, where one may stand for all."""
         return heads if heads.size(1) == self._score_heads else heads.expand(-1, self._score_heads, -1, -1)
 
     def project_query(self, query: Tensor) -> Tensor:

@@ -50,7 +50,7 @@ class MaskRule(TensorTree):
 
 @dataclass(frozen=True)
 class PartOfRule(MaskRule):
-    """A rule for the heads from ``head`` and the batch entries from ``batch``, of which each head stands ``repeats`` times."""
+    """A rule for the heads from ``head`` and the batch entries from ``batch``. It repeats each head ``repeats`` times."""
 
     rule: MaskRule
     batch: int = 0
@@ -180,7 +180,7 @@ class AttentionMask(TensorTree):
         return alone and not self.num_appended_keys and self.query_repeats == 1
 
     def starting_at(self, start: int | Tensor, shape: tuple[int, int, int, int], device: torch.device) -> AttentionMask:
-        """Return the mask for queries of which the first has the position ``start``, a number or a tensor ``[1]``.
+        """Return the mask for queries whose first has the position ``start``, a number or a tensor ``[1]``.
 
         A mask cannot count from a tensor, so that the parts that count queries become one tensor, which hides.
         """
