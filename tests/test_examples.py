@@ -564,7 +564,7 @@ def test_costs_of_gpus_that_are_not_here_are_printed(recipe):
 
 
 @pytest.mark.parametrize("name", ["mixhead/table4.sh", "mixhead/table3.sh", "evidence/language_model.sh"])
-def test_time_in_the_head_of_a_recipe_is_its_cost(recipe, name):
+def test_time_in_the_head_of_a_recipe_is_its_cost(recipe, plugins_leave, name):
     said = re.search(
         r"^# Time: (.*) trainings, (?:about|at least) (.*) hours on one H100",
         (ROOT / "examples" / name).read_text(),
