@@ -1,8 +1,8 @@
 """Linear layers by oneDNN: x Wᵀ + b in float32 on CPUs, which torch computes by MKL.
 
-MKL uses no AVX-512 on AMD processors. On those with wide units, oneDNN, which every build of torch has, is about twice as fast.
-Its results differ from MKL's by rounding alone. :func:`is_faster` measures this processor, :func:`fast_linear` changes a model,
-and :func:`linear` is the function that does the work. It leaves every call that it does not support to torch.
+oneDNN is faster on some processors and no faster on others. Its results differ from torch's by rounding alone.
+:func:`is_faster` measures this processor, :func:`fast_linear` changes a model, and :func:`linear` is the function that does the work.
+It leaves every call that it does not support to torch.
 """
 
 from __future__ import annotations

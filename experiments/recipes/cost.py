@@ -50,8 +50,8 @@ def cost(run: Run) -> Cost:
     """Estimate the cost of a run.
 
     A token takes 6 operations for each weight that multiplies it, forward and backward; those of attention over n positions are
-    left out. On a GPU the method's measured speed divides the hours; on CPUs mixing takes 1.00 to 1.02 of the time of whole
-    trainings, and is not counted. A checkpoint holds weights and two averages of Adam in float32.
+    left out. On a GPU the method's measured speed divides the hours. On CPUs, where linear layers take most of the time, every
+    method counts like plain attention. A checkpoint holds weights and two averages of Adam in float32.
 
     Raises:
         UserError: the number of tokens is not known.

@@ -187,7 +187,7 @@ def _file(fields: Mapping) -> str:
 def _remedy(name: str, names: Mapping, saved: Mapping) -> str:
     of_target = name.endswith("decoder") and f"{name.removesuffix('decoder')}encoder" in names
     flag = "--tgtdict" if of_target else "--srcdict"
-    return f"Give the data of its own dictionary; fairseq-preprocess makes it with {flag} {saved.get(FILE) or 'FILE'}."
+    return f"Give the data that it was trained on; fairseq-preprocess makes it with {flag} {saved.get(FILE) or 'FILE'}."
 
 
 def _other_size(origin: Mapping, name: str, dictionaries: Mapping[str, Dictionary], rows: int) -> OtherDictionary:

@@ -376,7 +376,7 @@ PATCHES: tuple[Patch, ...] = (
         "optional",
         "onednn-linear",
         {"torch.nn.functional.linear": stack.multiply_by_onednn},
-        "On AMD processors torch computes linear layers in float32 without their wide units.",
+        "On some processors torch computes linear layers in float32 more slowly than oneDNN does.",
         "torch.nn.functional.linear takes oneDNN where it is faster",
     ),
     *group(

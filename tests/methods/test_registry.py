@@ -152,7 +152,7 @@ MISSPELLED = {
 @pytest.mark.parametrize("axis", SLOTS)
 def test_a_part_that_overrides_nothing_of_its_base_is_refused(axis, methods_leave):
     functions = {MISSPELLED[axis]: lambda self, *values: values[0], "name": "own"}
-    if issubclass(SLOTS[axis].base, nn.Module):  # with parameters of its own, so that it looks whole
+    if issubclass(SLOTS[axis].base, nn.Module):  # with a parameter, so that it looks whole
         functions["__init__"] = lambda self, *values: SLOTS[axis].base.__init__(self, *values)
     part = type("Own", (SLOTS[axis].base,), functions)
     with pytest.raises(UserError, match=rf"parts\['{axis}'\]: Own defines no function .* Did you mean"):

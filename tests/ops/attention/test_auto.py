@@ -190,7 +190,7 @@ def test_the_choice_on_a_gpu_is_traced_for_any_number_of_heads(monkeypatch):
 
 
 def test_the_rule_takes_what_was_measured_as_the_fastest(monkeypatch):
-    """In every cell. A cell that says otherwise needs a row of its own."""
+    """In every cell. A cell that says otherwise needs a separate row."""
     monkeypatch.setattr(auto.sdpa, "is_fused", lambda call: True)
     for cell, cost in gpu_times.MEASURED.items():
         sizes = (1, cell.heads, 1024, cell.dim)
