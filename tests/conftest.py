@@ -161,7 +161,11 @@ def fairseq_command(monkeypatch, capsys, caplog):
             getattr(fairseq_cli, name.replace("-", "_")).cli_main()
         return "\n".join([*caplog.messages, capsys.readouterr().out])  # the settings come first
 
-    return run
+    yield run
+    # fairseq-preprocess logs into its folder, which pytest deletes. Where another test closes this log, the next line would open it.
+    for handler in list(fairseq_cli.preprocess.logger.handlers):
+        fairseq_cli.preprocess.logger.removeHandler(handler)
+        handler.close()
 
 
 @pytest.fixture
