@@ -10,6 +10,7 @@ trained. Seeds 2 to 6 at the best rate are tested, so no tested seed chose a rat
 from __future__ import annotations
 
 import argparse
+import json
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -22,6 +23,8 @@ from experiments.evidence.lines import RESULTS, differences, values
 from fairseq_lowrank.records.statistics import equivalence_p, student
 
 FILE = RESULTS / "evidence-documents.jsonl"
+TIMES = RESULTS.parent / "benchmarks" / "results" / "documents.json"
+"""What benchmarks/documents.py wrote: the time of an update of each row, over that of ``width-a``."""
 RATES = ("7.5e-4", "1.5e-3", "3e-3", "6e-3", "1.2e-2", "2.4e-2", "4.8e-2")
 FIRST_RATES = RATES[2:5]
 RATE_SEED, SEEDS = 1, (2, 3, 4, 5, 6)
@@ -383,12 +386,14 @@ def mean_and_interval(measured: list[float], *, ratio: bool = False) -> str:
 
 
 def losses_table(found: Losses) -> Iterable[list[str]]:
-    """Yield the cells of each row: name, best rate, bits after 2,000 and 6,000 updates, seeds, weights, bytes a second."""
+    """Yield the cells of each row that is begun: name, best rate, bits after 2,000 and 6,000 updates, seeds, weights, time."""
+    times = json.loads(TIMES.read_text())["results"] if TIMES.exists() else {}
     for group, names in GROUPS.items():
         for name in (f"{group.split()[0]}-{one}" for one in names):
             rate, missing = choose_rate(name, found)
             if missing:
-                yield [f"`{name}`", f"{rate or 'none'} so far", *["–"] * 5]
+                if any(f"{name}-{one}" in found for one in RATES):
+                    yield [f"`{name}`", f"{rate or 'none'} so far", *["–"] * 5]
                 continue
             row = found[f"{name}-{rate}"]
             tested, longer = bits(name, found), bits(name, found, "-6000")
@@ -399,14 +404,16 @@ def losses_table(found: Losses) -> Iterable[list[str]]:
                 f"{fmean(longer.values()):.3f}" if longer else "–",
                 str(len(tested)),
                 f"{row[RATE_SEED]['parameters']:,}",
-                f"{max(line['tokens_per_second'] for line in row.values()):,}",
+                f"{times[name]['ratio']:.2f}" if name in times else "–",
             ]
 
 
 def contrasts_table(found: Losses) -> Iterable[list[str]]:
-    """Yield the cells of each contrast: its text, seeds, mean with the 95 % t interval, p of equality, and the verdict."""
+    """Yield the cells of each contrast with a seed: text, seeds, mean with the 95 % t interval, p of equality, and the verdict."""
     for contrast in CONTRASTS:
         measured = by_seed(contrast, found)
+        if not measured:
+            continue
         p = equivalence_p(measured, MARGIN)
         shown = "–" if p is None else f"{p:.3f}"
         yield [contrast.text, str(len(measured)), mean_and_interval(measured), shown, verdict(contrast, measured)]
@@ -426,7 +433,7 @@ def sigsoftmax_table(found: Losses) -> Iterable[list[str]]:
 TABLES = {
     ("document", "it says", "compared here", "size", "result", "here", "label"): claims_table,
     ("heads × size", "too small", "sigsoftmax ÷ softmax", "both with `mixhead-a`", "seeds"): sigsoftmax_table,
-    ("row", "best rate", "2,000 updates", "6,000 updates", "seeds", "weights", "bytes a second"): losses_table,
+    ("row", "best rate", "2,000 updates", "6,000 updates", "seeds", "weights", "time"): losses_table,
     ("contrast", "seeds", "bits", "p of equality", "verdict"): contrasts_table,
 }
 """The tables of docs/evidence/documents.md by their columns."""
