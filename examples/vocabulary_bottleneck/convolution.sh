@@ -3,7 +3,7 @@
 #   680.
 # Table: An experiment of this project for equations 2 and 4 of the vocabulary bottleneck paper, next to its figure 2.
 # Result: Losses. If the rank of the convolution counts, r16-k4 is as good as figure 2's r64, and r64-k8 as its r512.
-# Time: 6 trainings, about 150 hours on one H100, as COST=1 estimates.
+# Time: 6 trainings, about 150 hours on one H100, each alone and under one seed, as COST=1 estimates.
 # Our choice: A stride of 1, because a language model predicts each token. The paper's stride is K, for pixels.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"

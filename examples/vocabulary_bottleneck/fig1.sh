@@ -2,7 +2,7 @@
 # What: Depth 24 against 48 at 5M to 110M parameters, with vocabularies of 257 (bytes), 500 and 2,000 subwords.
 # Table: Vocabulary bottleneck paper, figure 1 (§5.2.1): the smaller the vocabulary, the earlier the deeper model wins.
 # Result: Losses on validation and test set, which compare within a vocabulary only.
-# Time: 48 trainings, about 1,200 hours on one H100, as COST=1 estimates.
+# Time: 48 trainings, about 1,200 hours on one H100, each alone and under one seed, as COST=1 estimates.
 # Our choice: WikiText-103. The control has 50,257 subwords that are learned on the corpus, where the paper has GPT-2's
 #   vocabulary.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"

@@ -2,7 +2,7 @@
 # What: Depth 12: either the rank of the input embedding shrinks (d 680, about 70M parameters), or the width does (50M to 75M).
 # Table: Vocabulary bottleneck paper, figure 2 (§5.1).
 # Result: Losses on validation and test set.
-# Time: 11 trainings, about 275 hours on one H100, as COST=1 estimates.
+# Time: 11 trainings, about 280 hours on one H100, each alone and under one seed, as COST=1 estimates.
 # Our choice: A vocabulary of 2,000, which the paper does not name. It makes 70M parameters at d 680.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"

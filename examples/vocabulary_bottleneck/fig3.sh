@@ -2,7 +2,7 @@
 # What: Figure 1 with 2,000 subwords and an input embedding of rank 500.
 # Table: Vocabulary bottleneck paper, figure 3 (§5.2.2).
 # Result: Losses on validation and test set. Models no wider than 500 are figure 1's own.
-# Time: 8 trainings, about 200 hours on one H100, as COST=1 estimates.
+# Time: 8 trainings, about 200 hours on one H100, each alone and under one seed, as COST=1 estimates.
 # Our choice: Those of fig1.sh.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"

@@ -2,7 +2,7 @@
 # What: An inner attention width of 1, 2, 4, 8 and 16 times the model's, with 30M to 70M parameters at depths 12, 18 and 24.
 # Table: Vocabulary bottleneck paper, figure 4 (§5.3).
 # Result: Losses on validation and test set. The best depth counts.
-# Time: 75 trainings, about 1,875 hours on one H100, as COST=1 estimates.
+# Time: 75 trainings, about 1,900 hours on one H100, each alone and under one seed, as COST=1 estimates.
 # Our choice: Heads of 16, more of them for a greater width, and 2,000 subwords. Our text of the paper names neither.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"

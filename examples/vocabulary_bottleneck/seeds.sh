@@ -2,7 +2,7 @@
 # What: Seven networks, trained and tested five times each, to see how far a loss moves by chance.
 # Table: Vocabulary bottleneck paper, §5: "stable up to 10^-3".
 # Result: Losses; `python -m experiments report` gives mean and spread. SEED=3 runs that seed alone.
-# Time: 35 trainings, about 875 hours on one H100, as COST=1 estimates.
+# Time: 35 trainings, about 880 hours on one H100, each alone and under one seed, as COST=1 estimates.
 # Our choice: Which seven: three of figure 2, and four of figure 1 with 2,000 subwords, two pairs of equal size.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"

@@ -17,7 +17,7 @@ from fairseq_lowrank.attention import AXES
 from fairseq_lowrank.files import say
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.parts import PLAIN
-from fairseq_lowrank.records.lines import changed_data, listed, lower_is_better, scores_of, way_of
+from fairseq_lowrank.records.lines import changed_data, listed, lower_is_better, scores_of, untrained, way_of
 from fairseq_lowrank.records.results import RECORDED, read_results, results_files
 
 # Means of scores, and their parts: GLUE's tasks with and without WNLI (most papers leave it out), with one of the two MNLI scores;
@@ -356,6 +356,7 @@ def build_table(paper: str, table: str, lines: list[dict], papers: dict) -> dict
         "table": table,
         "title": published.get("title", table if paper in (RECORDED, OWN) else f"{paper}: {table}"),
         "notes": notes,
+        "below": untrained(line for line in lines if not line["smoke"]),
         "rows": rows,
     }
 

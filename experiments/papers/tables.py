@@ -172,6 +172,7 @@ def as_markdown(tables: list[dict], pictures: dict[str, str]) -> str:
             parts += [formats.escape(about), ""]
         parts += [f"> {formats.escape(note)}\n" for note in table["notes"]]
         parts += [formats.markdown(*columns(table)), ""]
+        parts += [f"{formats.escape(note)}\n" for note in table["below"]]
         for name in filter(pictures.get, plots(table)):
             parts += [f"![Learning curves]({pictures[name]})", ""]
     if "logs" in pictures:
@@ -190,5 +191,5 @@ def as_latex(tables: list[dict]) -> str:
                 place = header.index(name)
                 header, *rows = ([*line[:place], *line[place + 1 :]] for line in (header, *rows))
                 about += [f"Updates: {values.pop()}."] if name == "updates" else []
-        parts.append(formats.latex(header, rows, " ".join(filter(None, (*about, *table["notes"])))))
+        parts.append(formats.latex(header, rows, " ".join(filter(None, (*about, *table["notes"], *table["below"])))))
     return "\n\n".join(parts)

@@ -29,18 +29,30 @@ EPOCH_TOKENS = {"iwslt14": 4_000_000, "multi30k": 420_000}
 VOCABULARIES = {"wikitext-103": 267_744, "wikitext-2": 33_278, "lm1b": 793_470, "wmt14": 32_768, "brown": 40_000}
 """Sizes of dictionaries that are not known before the corpus is prepared; of others :data:`SUBWORDS`."""
 SUBWORDS = 10_000
+TEST_TOKENS = {
+    "lm1b-all-heldout": 8_000_000,
+    "lm1b": 160_000,
+    "iwslt14": 180_000,
+    "wmt14": 95_000,
+    "multi30k": 15_000,
+    "brown": 120_000,
+}
+"""Tokens of a test set, roughly, of a corpus that is not prepared; of others those of WikiText's, 245,569."""
 FREQUENT = 20_000
 """Columns of the output that a token costs at most; an adaptive softmax multiplies those of rare words for few tokens."""
 
 
 class Cost(NamedTuple):
-    """What one training costs, on one GPU and alone; hours are of training, without scoring."""
+    """What one training costs, on one GPU and alone."""
 
     tokens: float
     gpu_hours: float
     cpu_hours: float
     disk: float
     """Gigabytes of checkpoints."""
+    gpu_scoring: float = 0
+    cpu_scoring: float = 0
+    """Hours of scoring on one GPU and on 2 cores, which the other hours do not have."""
 
     def __add__(self, other: Cost) -> Cost:  # type: ignore[override]
         return Cost(*(one + another for one, another in zip(self, other, strict=True)))
@@ -74,7 +86,29 @@ def cost(run: Run) -> Cost:
     operations = 6 * weights * tokens
     kept = 2 + int(last_value(run.flags, "--keep-interval-updates", "0"))
     seconds = max(operations / H100_RATE / (speed(run) or 1.0), updates * H100_UPDATE)
-    return Cost(tokens, seconds / 3600, operations / CPU_RATE / 3600, kept * 12 * counts["total"] / 1e9)
+    disk = kept * 12 * counts["total"] / 1e9
+    return Cost(tokens, seconds / 3600, operations / CPU_RATE / 3600, disk, *scoring(run, weights))
+
+
+def scoring(run: Run, weights: int) -> tuple[float, float]:
+    """Estimate the hours of scoring on one GPU and on 2 cores.
+
+    A weight takes 2 operations for each token that is computed. A language model computes a block with its context of 25/32, and
+    a beam of 5 a translation five times. A step on a GPU takes a third of the shortest update. A translation of 4,096 tokens takes 50 steps.
+    """
+    known = (number for name, number in TEST_TOKENS.items() if run.corpus.startswith(name))
+    tokens, flags = tokens_of_split(run.bin, "test") or next(known, 245_569), effective_flags(run.flags)
+    if translates := "--source-lang" in flags:
+        tokens *= 5
+    elif flags.get("--task", "") == "language_modeling":
+        tokens *= 32 / 7
+    operations = 2 * weights * tokens
+    steps = tokens / 4096 * 50 / 5 if translates else tokens / 2048
+    return max(operations / H100_RATE, steps * H100_UPDATE / 3) / 3600, operations / CPU_RATE / 3600
+
+
+COUNTS: dict[tuple[int, str], dict] = {}
+"""The numbers of parameters of models that were built, by vocabulary and flags without the seed."""
 
 
 def _model(run: Run) -> tuple[int, dict]:
@@ -84,20 +118,23 @@ def _model(run: Run) -> tuple[int, dict]:
     except UserError:
         names = (size for name, size in VOCABULARIES.items() if run.corpus.startswith(name))
         vocabulary = next(names, SUBWORDS)
-    return vocabulary, sizes(run, vocabulary)
+    key = vocabulary, str(effective_flags(run.flags) | {"--seed": ""})
+    if key not in COUNTS:
+        COUNTS[key] = sizes(run, vocabulary)
+    return vocabulary, COUNTS[key]
 
 
 def epoch_tokens(run: Run) -> int:
     """Return the target tokens of a training part, counted if it is prepared; 0 if the number is not known."""
     language = last_value(run.flags, "--target-lang", "")
-    counted = training_tokens(run.bin, f"*.{language}" if language else "*")
+    counted = tokens_of_split(run.bin, "train", f"*.{language}" if language else "*")
     return counted or EPOCH_TOKENS.get(parse_corpus_name(run.corpus)[0].name, 0)
 
 
-def training_tokens(folder: Path, names: str = "*") -> int:
-    """Return the most tokens that a file of a binarised training part has; 0 without such a file."""
+def tokens_of_split(folder: Path, split: str, names: str = "*") -> int:
+    """Return the most tokens that a file of a binarised split has; 0 without such a file."""
     most = 0
-    for index in folder.glob(f"train{names}.idx"):
+    for index in folder.glob(f"{split}{names}.idx"):
         from fairseq.data.indexed_dataset import MMapIndexedDataset
 
         dataset = MMapIndexedDataset(str(index.with_suffix("")))  # it closes its file, which holds the sizes
@@ -107,7 +144,7 @@ def training_tokens(folder: Path, names: str = "*") -> int:
 
 def warmup(folder: Path, epochs: int, tokens: int, longest: int = 400) -> int:
     """Return the updates in which the learning rate rises: at most a tenth of all, with this number of tokens in each."""
-    return max(1, min(longest, epochs * training_tokens(folder) // tokens // 10))
+    return max(1, min(longest, epochs * tokens_of_split(folder, "train") // tokens // 10))
 
 
 def speed(run: Run) -> float | None:
@@ -166,7 +203,7 @@ def lines(runs: Iterable[Run], gpus: int = 1) -> Iterator[str]:
         UserError: the number of tokens is known of no training.
     """
     every = trainings(runs)
-    total, unknown, counted_as_plain = Cost(0, 0, 0, 0), [], []
+    total, unknown, counted_as_plain, largest = Cost(0, 0, 0, 0), [], [], 0.0
     for run in every:
         try:
             found = cost(run)
@@ -176,7 +213,7 @@ def lines(runs: Iterable[Run], gpus: int = 1) -> Iterator[str]:
                 raise
             yield f"{run}: {error}"
             continue
-        total += found
+        total, largest = total + found, max(largest, found.disk)
         if speed(run) is None:
             counted_as_plain.append(run.row)
         yield f"{run}: {_described(found, gpus)}, {_number(memory(run))} GB of memory on each GPU"
@@ -186,7 +223,8 @@ def lines(runs: Iterable[Run], gpus: int = 1) -> Iterator[str]:
     yield f"{len(every)} trainings (estimates{left_out}): {_described(total, gpus)}; at most {megabytes:,} MB of downloads"
     yield (
         "Each training alone on one GPU" + (f", or on {gpus} at {gpus} times its speed" if gpus > 1 else "") + ", one "
-        "seed; scoring comes on top. Once a row has its line, its checkpoints may be deleted."
+        f"seed. Scoring takes {_number(total.gpu_scoring)} more hours on it, or {_number(total.cpu_scoring)} on 2 cores. Once a row has "
+        f"its line, its checkpoints may be deleted: then {_number(largest)} GB are enough."
     )
     if counted_as_plain:
         yield f"Never timed on a GPU, and counted like plain attention: {' '.join(dict.fromkeys(counted_as_plain))}"

@@ -45,12 +45,11 @@ def vocab_size(run: Run) -> int:
         UserError: there is no dictionary yet, and the corpus has words instead of subwords.
     """
     special = 4
-    dictionary = run.bin / "dict.txt"
-    if dictionary.exists():
-        return sum(1 for _ in read_lines(dictionary)) + special
+    if found := sorted(run.bin.glob("dict*.txt")):  # of two languages the larger one
+        return max(sum(1 for _ in read_lines(dictionary)) for dictionary in found) + special
     pieces = parse_corpus_name(run.corpus)[1].get("pieces")
     if pieces is None:
         raise UserError(
-            f"{dictionary} does not exist yet, so the size of the vocabulary is unknown. Prepare the corpus first."
+            f"{run.bin / 'dict.txt'} does not exist yet, so the size of the vocabulary is unknown. Prepare the corpus first."
         )
     return 8 * math.ceil((pieces - 1 + special) / 8)  # one piece is the unknown one, which is also a special symbol

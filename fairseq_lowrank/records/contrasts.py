@@ -13,7 +13,7 @@ import numpy as np
 
 from fairseq_lowrank.messages import UserError, did_you_mean
 from fairseq_lowrank.records import statistics
-from fairseq_lowrank.records.lines import changed_data, family, listed, lower_is_better, scores_of, way_of
+from fairseq_lowrank.records.lines import changed_data, family, listed, lower_is_better, scores_of, untrained, way_of
 from fairseq_lowrank.records.results import origins, read_results, results_files
 from fairseq_lowrank.records.sentences import VALUES
 
@@ -219,7 +219,9 @@ def compare_rows(
             raise UserError(f"{name}: {error}") from error
         metrics = sorted({str(line["metric"]) for line in lines if line["row"] in rows})
         unit = ("logarithm of " if logarithm else "") + ", ".join(metrics)
-        notes = list(_notes(lines, rows))
+        notes = [*untrained(chosen), *_notes(lines, rows)]
+        if untrained(chosen):
+            comparison = dataclasses.replace(comparison, **dict.fromkeys(statistics.VERDICTS))
         if field == "sentence_values" and not all(map(_is_mean_of_sentences, chosen)):
             notes.append("the means over sentences differ from the scores of the lines; the means are compared")
         if any(having) and not all(having):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 
@@ -61,6 +62,22 @@ def changed_data(lines: Iterable[dict]) -> list[str]:
         for name, hashes in found.items()
         if len(hashes) > 1
     ]
+
+
+def untrained(lines: Iterable[dict]) -> list[str]:
+    """Return a note for each reason why scores do not compare methods yet: models in warm-up, or below 1 BLEU."""
+    warm: dict[str, None] = {}
+    poor: dict[str, None] = {}
+    for line in lines:
+        flags = line.get("flags", "")
+        words = flags if isinstance(flags, str) else " ".join(map(str, flags))
+        rises = re.findall(r"--warmup-updates[ =](\d+)", words)
+        if rises and (line.get("updates") or math.inf) <= int(rises[-1]):
+            warm[line["row"]] = None
+        if family(line["metric"]) == "bleu" and line["value"] < 1:
+            poor[line["row"]] = None
+    found = ("still in warm-up", warm), ("less than 1 BLEU", poor)
+    return [f"{what}, so nothing is compared: {listed(rows)}. Train for more epochs." for what, rows in found if rows]
 
 
 def family(metric: str) -> str:

@@ -74,6 +74,10 @@ class Comparison:
     both_high: float | None = None
 
 
+VERDICTS = tuple(name for name in Comparison.__dataclass_fields__ if name.endswith(("low", "high", "p", "t")))
+"""The fields of a comparison that say which side is better."""
+
+
 def paired_differences(first: Scores, second: Scores) -> tuple[list[int], NDArray]:
     """Return the common seeds, and first − second for them, ``[seeds, sentences]``.
 

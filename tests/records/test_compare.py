@@ -11,6 +11,7 @@ from fairseq_lowrank.cli import compare
 from fairseq_lowrank.cli.compare import letters
 from fairseq_lowrank.records.contrasts import compare_rows, resolution_of
 from fairseq_lowrank.records.lines import lower_is_better
+from fairseq_lowrank.records.statistics import VERDICTS
 
 SCORES = {"mha": {1: 10.0, 2: 11.0, 3: 12.0}, "mixhead-a": {1: 11.0, 2: 13.0, 3: 15.0}, "gain": {2: 11.0, 4: 9.0}}
 
@@ -46,6 +47,25 @@ def test_a_pair_is_compared_by_seed(tmp_path, capsys):
     assert row["t"] == pytest.approx(3.4641, abs=1e-4)
     assert row["signs_p"] == 0.25
     assert row["t_holm"] == row["t_p"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"flags": "--warmup-updates 40 --warmup-updates 400", "updates": 400}, "still in warm-up"),
+        ({"flags": ["--warmup-updates=9"], "updates": 9}, "still in warm-up"),
+        ({"flags": "--warmup-updates 400", "updates": 401}, None),
+        ({"metric": "sacrebleu", "value": 0.9}, "less than 1 BLEU"),
+        ({"metric": "sacrebleu", "value": 1.0}, None),
+        ({"metric": "loss", "value": 0.9}, None),
+    ],
+)
+def test_models_that_learned_nothing_yet_get_no_verdict(tmp_path, capsys, fields, reason):
+    scores = {"mha": SCORES["mha"], "mixhead-a": SCORES["mixhead-a"]}
+    (row,) = compared(capsys, write(tmp_path / "a.jsonl", scores, **fields), "--pair", "mixhead-a", "mha")
+    assert any(f"{reason}, so nothing is compared: mha, mixhead-a." in note for note in row["notes"]) == bool(reason)
+    values = [row[name] for name in VERDICTS]
+    assert set(values) == {None} if reason else any(value is not None for value in values)
 
 
 def test_several_contrasts_are_corrected_together_and_seeds_left_out_are_named(tmp_path, capsys):

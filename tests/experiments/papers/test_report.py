@@ -53,6 +53,19 @@ def test_scores_of_other_searches_are_not_averaged_and_rows_that_differ_in_them_
     assert "Rows were scored in different ways: h4-mha with --beam 5; h4-mixhead-b with no flags" in table["notes"]
 
 
+def test_models_that_learned_nothing_yet_are_named_below_the_table():
+    lines = [line("h4-mha", 0.3), line("h4-mixhead-b", 25.0, flags="--warmup-updates 4000", updates=4000)]
+    tables_of_report = comparison.build_report(lines, values.load_papers())
+    text = as_markdown(tables_of_report, {})
+    below = text[text.rindex("|") :]
+    assert (
+        "less than 1 BLEU, so nothing is compared: h4-mha." in below
+        and "warm-up, so nothing is compared: h4-mixhead-b" in below
+    )
+    trained = comparison.build_report([line("h4-mha", 30.0)], values.load_papers())
+    assert trained[0]["below"] == []
+
+
 def test_rows_of_the_same_words_in_another_order_stay_apart():
     names = ["enc-6-dec-2-mha", "enc-2-dec-6-mha", "mha-enc-6-dec-2"]
     lines = [line(name, 10.0 * place, table="t", seed=place) for place, name in enumerate(names)]

@@ -5,19 +5,22 @@ from dataclasses import replace
 import pytest
 
 from experiments.recipes import cost
-from experiments.recipes.sizes import sizes
+from experiments.recipes.sizes import sizes, vocab_size
 
 
 def test_a_training_costs_six_operations_a_token_and_weight(recipe, settings):
     own = recipe(mha="--attention mha")
     run = own.run(own.rows["mha"], settings())
-    found, counts = cost.cost(run), sizes(run, cost.SUBWORDS)
-    weights = counts["total"] - counts["embeddings"] + cost.SUBWORDS * 16  # width 16
+    found, counts, words = cost.cost(run), sizes(run), vocab_size(run)
+    assert words == 4 + max(len(path.read_text().splitlines()) for path in run.bin.glob("dict.*.txt"))
+    weights = counts["total"] - counts["embeddings"] + words * 16  # width 16
     assert found.tokens == 3 * 100  # --max-update 3 --max-tokens 100
     assert found.cpu_hours == pytest.approx(6 * weights * 300 / cost.CPU_RATE / 3600)
     assert found.gpu_hours == pytest.approx(3 * cost.H100_UPDATE / 3600)  # so small a model waits for launches
     assert found.disk == pytest.approx(2 * 12 * counts["total"] / 1e9)
     more = replace(run, flags=(*run.flags, "--update-freq", "4", "--keep-interval-updates", "3"))
+    test = cost.tokens_of_split(run.bin, "test")
+    assert test and found.cpu_scoring == pytest.approx(2 * weights * 5 * test / cost.CPU_RATE / 3600)  # a beam of 5
     assert cost.cost(more).tokens == 4 * found.tokens and cost.cost(more).disk == pytest.approx(found.disk * 5 / 2)
 
 
@@ -65,7 +68,7 @@ def test_hours_on_a_gpu_take_the_speed_of_the_method(recipe, settings, flags, sp
 
 def test_speed_divides_the_hours_of_large_models(recipe, settings):
     own = recipe(mha="--attention mha", mixed="--attention mixhead-a")
-    large = "--encoder-embed-dim 1024 --decoder-embed-dim 1024 --decoder-attention-heads 16 --max-tokens 200000"
+    large = "--encoder-embed-dim 1024 --decoder-embed-dim 1024 --decoder-attention-heads 16 --max-tokens 2000000"
     plain, mixed = (
         cost.cost(replace(run, flags=(*run.flags, *large.split())))
         for run in (own.run(own.rows[name], settings()) for name in ("mha", "mixed"))
@@ -92,7 +95,7 @@ def test_tokens_of_a_prepared_corpus_are_counted(recipe, settings):
     assert cost.epoch_tokens(replace(run, data=run.data / "none")) == cost.EPOCH_TOKENS["iwslt14"]
     found = cost.epoch_tokens(run)
     assert 0 < found < cost.EPOCH_TOKENS["iwslt14"]  # the tiny corpus of the tests
-    most = cost.training_tokens(run.bin)
+    most = cost.tokens_of_split(run.bin, "train")
     assert most >= found
     assert [cost.warmup(run.bin, epochs, most) for epochs in (1, 30, 9000)] == [1, 3, 400]
     assert cost.warmup(run.data / "none", 5, 10) == 1
