@@ -15,7 +15,7 @@ from fairseq import models, options, utils
 from tiny_transformer import make_task
 
 from experiments.evidence import predictions
-from experiments.papers.planned import read_planned
+from experiments.evidence.tables import read_planned
 from fairseq_lowrank.attention import build_attention
 from fairseq_lowrank.parts import PARTS
 from fairseq_lowrank.tools import inspection
@@ -225,27 +225,27 @@ def test_controls_of_equal_parameters_have_them(declared, row, control):
 @pytest.mark.parametrize("table", ["fast-start", "joined-by-ten", "above-head-size"])
 def test_named_contrasts_are_between_rows_of_the_recipe(declared, table):
     rows = declared(f"{table.replace('-', '_')}.sh")
-    named = read_planned(EVIDENCE / "contrasts.json", table)
+    named = read_planned("contrasts", table)
     assert named
     for one in named:
-        assert set(one.rows) <= set(rows), one
-        assert (one.metric, one.split in ("fit", "valid", "test")) == ("bits", True)
-        assert one.name.split()[0] in PREDICTIONS
+        assert set(one["rows"]) <= set(rows), one
+        assert (one["metric"], one["split"] in ("fit", "valid", "test")) == ("bits", True)
+        assert one["name"].split()[0] in PREDICTIONS
 
 
 def test_contrasts_at_mixings_rate_are_between_rows_of_the_recipe(declared):
     rows = declared("fast_start.sh")
-    for one in read_planned(EVIDENCE / "contrasts_at_mixings_rate.json", "fast-start"):
-        assert set(one.rows) <= set(rows), one
-        assert one.name.split()[0] in PREDICTIONS
+    for one in read_planned("contrasts_at_mixings_rate", "fast-start"):
+        assert set(one["rows"]) <= set(rows), one
+        assert one["name"].split()[0] in PREDICTIONS
 
 
 def test_contrasts_of_the_published_bert_are_between_rows_of_the_recipe(declared):
     tasks = {"sentence-polarity", "rte"}
-    for one in read_planned(EVIDENCE / "contrasts_published_bert.json", "published-bert-all-MiniLM-L6-v2"):
-        assert one.metric in tasks
-        assert {f"{row}@{one.metric}" for row in one.rows} <= set(declared("published_bert.sh")), one
-        assert one.name.split()[0] in PREDICTIONS
+    for one in read_planned("contrasts_published_bert", "published-bert-all-MiniLM-L6-v2"):
+        assert one["metric"] in tasks
+        assert {f"{row}@{one['metric']}" for row in one["rows"]} <= set(declared("published_bert.sh")), one
+        assert one["name"].split()[0] in PREDICTIONS
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ pytest.importorskip("scipy")
 from colour_vision import distance
 from matplotlib.colors import to_hex
 
-from experiments import layout
 from experiments.evidence import bottleneck, figures, patterns
 from experiments.evidence.lines import ROOT
 
@@ -22,7 +21,6 @@ def figure(request):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bottleneck, "errors", lambda causal: [1 / size for size in range(1, bottleneck.LENGTH + 1)])
         drawn = figures.FIGURES[request.param]()
-    layout.fit(drawn)
     return drawn
 
 

@@ -11,11 +11,10 @@
 
 Each finished run is a line of the results file. Runs that have a line are not repeated, so an interrupted grid resumes.
 Code with uncommitted changes is refused without DIRTY=1, except for trials.
-A run of recall can take ten minutes; it resumes after its last test, from a .pt file next to the results. The table and the
-picture show the entire file.
+The table shows the entire file.
 
   python -m experiments controlled matrices --quick --results matrices.jsonl              in minutes
-  python -m experiments controlled matrices --results matrices.jsonl --output pictures/   the entire grid
+  python -m experiments controlled matrices --results matrices.jsonl                      the entire grid
   python -m experiments controlled matrices --results matrices.jsonl --no-runs            only the table of finished runs
   python -m experiments controlled matrices --rows 'n16-own-.*-mixhead-b' --results matrices.jsonl
 """
@@ -25,7 +24,6 @@ import re
 import sys
 from pathlib import Path
 
-from experiments.commands import _width
 from fairseq_lowrank.cli import _output
 from fairseq_lowrank.messages import UserError
 
@@ -54,8 +52,6 @@ def add_arguments(parser) -> None:
         help="number of updates (default: the task's). Another number makes separate rows; fewer updates are trials",
     )
     parser.add_argument("--no-runs", action="store_true", help="train nothing; show the finished runs in the file")
-    _output.add_output_arguments(parser, "the picture as .png and .pdf, the lines as .csv and .json")
-    _width.add_argument(parser)
 
 
 def run(args) -> None:
@@ -72,7 +68,7 @@ def run(args) -> None:
     from tqdm import tqdm
 
     from experiments.controlled import TASKS
-    from experiments.controlled.runs import TaskEngine, lines_of
+    from experiments.controlled.runs import TaskEngine, lines_of, table
 
     task = TASKS[args.task]
     if not args.no_runs:
@@ -93,7 +89,4 @@ def run(args) -> None:
     lines = [line for line in lines if wanted.fullmatch(line["row"].removesuffix(suffix))]
     if not lines:
         raise UserError(f"--results {args.results}: has no finished run of {args.task}. Remove --no-runs to train.")
-    tables = [f"{table.title}\n{_output.table(table.header, table.rows)}" for table in task.tables(lines)]
-    _output.show(args, lines, "\n\n".join(tables))
-    figures = {task.TABLE: task.plot(lines)} if args.output else {}
-    _output.write(args, task.TABLE, lines, lines, _width.fitted(args, figures))
+    _output.say(_output.table(*table(lines)))

@@ -27,7 +27,6 @@ def add_arguments(parser) -> None:
 
 def run(args) -> None:
     import fairseq_lowrank.plugin  # noqa: F401
-    from experiments import layout
     from experiments.evidence import patterns
     from experiments.evidence.figures import FIGURES
 
@@ -42,8 +41,6 @@ def run(args) -> None:
 
     def save(folder: Path) -> None:
         for name, figure in drawn.items():
-            if not any(axes.images for axes in figure.axes):
-                layout.fit(figure)
             figure.savefig(folder / f"{name}.png", dpi=110)
 
     _output.write_together(args, save)

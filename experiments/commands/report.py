@@ -19,7 +19,6 @@ which prints values without formulas; these formulas give its values.
 
 from pathlib import Path
 
-from experiments.commands import _width
 from fairseq_lowrank.cli import _output
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.records.formats import FORMATS
@@ -41,7 +40,6 @@ def add_arguments(parser) -> None:
     _output.add_output_arguments(
         parser, "report.md, with --format latex report.tex, the curves as .png and .pdf, report.json and .csv"
     )
-    _width.add_argument(parser)
 
 
 def run(args) -> None:
@@ -61,7 +59,7 @@ def run(args) -> None:
             "Add --table NAME to show its published values." if args.paper and not args.table else "Give other files."
         )
         raise UserError(f"no results{asked} in {where}. {remedy}")
-    drawn = plot_figures(plots, args.width) if args.output else {}
+    drawn = plot_figures(plots) if args.output else {}
     text = tables.as_markdown(found, {name: f"{file}.png" for name, (file, _) in drawn.items()})
     pages = {"report.md": text}
     if args.format == "latex":
@@ -69,16 +67,16 @@ def run(args) -> None:
         pages["report.tex"] = text + "\n"
     _output.show(args, found, text)
     rows = [{"paper": table["paper"], "table": table["table"], **score} for table in found for score in flat(table)]
-    _output.write(args, NAME, found, rows, _width.fitted(args, dict(drawn.values())), pages)
+    _output.write(args, NAME, found, rows, dict(drawn.values()), pages)
 
 
-def plot_figures(plots: dict[str, list[dict]], width: float | None = None) -> dict[str, tuple[str, object]]:
+def plot_figures(plots: dict[str, list[dict]]) -> dict[str, tuple[str, object]]:
     """Return the file name and the figure of each plot."""
     from experiments.papers import curves
     from fairseq_lowrank.tools import pictures
 
     files = pictures.file_names("curves", plots)
-    return {name: (files[name], curves.plot_curves(plots[name], name, width)) for name in plots}
+    return {name: (files[name], curves.plot_curves(plots[name], name)) for name in plots}
 
 
 def flat(table: dict):

@@ -23,7 +23,6 @@ minutes.
   python -m experiments representation --theorem 2 --embed-dim 16 --heads 8 --head-dims 8 --input-rank 16 4 2
 """
 
-from experiments.commands import _width
 from fairseq_lowrank.cli import _output
 from fairseq_lowrank.messages import UserError
 
@@ -60,7 +59,6 @@ def add_arguments(parser) -> None:
     )
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="random seed (default %(default)s)")
     _output.add_output_arguments(parser, "representation.png, .pdf, .csv and .json")
-    _width.add_argument(parser)
 
 
 def run(args) -> None:
@@ -105,7 +103,7 @@ def run_theorem_1(args) -> None:
     }
     _output.show(args, data, as_text(fits, length, heads, rank))
     figures = {NAME: representation.plot_errors(fits, length, heads)} if args.output else {}
-    _output.write(args, NAME, data, rows, _width.fitted(args, figures))
+    _output.write(args, NAME, data, rows, figures)
 
 
 def run_theorem_2(args) -> None:
@@ -121,7 +119,7 @@ def run_theorem_2(args) -> None:
     data = {"theorem": 2, **given, "seed": args.seed, "fits": rows}
     _output.show(args, data, layers_as_text(fits))
     figures = {f"{NAME}-layers": fixed_heads.plot_errors(fits)} if args.output else {}
-    _output.write(args, f"{NAME}-layers", data, rows, _width.fitted(args, figures))
+    _output.write(args, f"{NAME}-layers", data, rows, figures)
 
 
 def only_one(args, name: str, expected: str) -> int | None:

@@ -1,8 +1,7 @@
 """Controlled tasks: small problems with a known answer, learned by this package's attention layers.
 
 A task module has ``TABLE`` (its name), ``METRIC``, ``SPLIT``, ``ARCHITECTURE``, ``STEPS`` (number of updates),
-``runs(seeds, quick, steps)`` (every run, the most important first), and ``tables(lines)`` and ``plot(lines)`` of the lines of a
-results file.
+and ``runs(seeds, quick, steps)`` (every run, the most important first).
 """
 
 from __future__ import annotations

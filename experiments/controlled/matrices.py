@@ -35,10 +35,7 @@ from experiments.controlled.runs import (
     Log,
     Method,
     Run,
-    Table,
     geometric_mean,
-    marked,
-    over_seeds,
     styles_of,
 )
 from experiments.representation import random_row_stochastic
@@ -256,28 +253,6 @@ def title(length: int, rank: int, target: str) -> str:
     """Return a problem in words."""
     wanted = "one matrix for all columns" if target == "shared" else "eight matrices for eight slices"
     return f"n {length}, {wanted}" + ("" if rank == length else f", positions of rank {rank}")
-
-
-def tables(lines: list[dict]) -> list[Table]:
-    """Return a table for each problem: sizes of heads in rows, methods in columns, geometric means over seeds in cells."""
-    result = []
-    for key, chosen in problems(lines).items():
-        names = list(dict.fromkeys(line["method"] for line in chosen))
-        values: dict[tuple[int, str], list[float]] = {}
-        for line in chosen:
-            values.setdefault((line["small_head_dim"], line["method"]), []).append(line["value"])
-        seeds = sorted({line["seed"] for line in chosen})
-        body = [
-            [f"{EMBED_DIM // size} × {size}"] + [_cell(values.get((size, name), []), seeds) for name in names]
-            for size in sorted({size for size, _ in values}, reverse=True)
-        ]
-        text = f"{METRIC}, geometric mean {over_seeds(seeds, values.values())}: {title(*key)}"
-        result.append(Table(text, ["heads × size", *names], body))
-    return result
-
-
-def _cell(values: list[float], seeds: list[int]) -> str:
-    return marked(f"{geometric_mean(values):.1e}", values, seeds) if values else ""
 
 
 def plot(lines: list[dict]):

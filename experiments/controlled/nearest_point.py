@@ -25,10 +25,7 @@ from experiments.controlled.runs import (
     Log,
     Method,
     Run,
-    Table,
-    marked,
     outcome_on_new_problems,
-    over_seeds,
     styles_of,
     trained_on_new_problems,
 )
@@ -156,38 +153,6 @@ def _by_row(lines: list[dict]) -> dict[tuple[str, int], list[float]]:
     for line in lines:
         values.setdefault((line["method"], line["heads"]), []).append(line["value"])
     return values
-
-
-def tables(lines: list[dict]) -> list[Table]:
-    """Return a table of means over seeds, by method and number of heads, and a table of ``mha`` and the published curve."""
-    values = _by_row(lines)
-    counts = sorted({heads for _, heads in values})
-    seeds = sorted({line["seed"] for line in lines})
-    body = [
-        [name, *(_cell(values.get((name, heads), []), seeds) for heads in counts)]
-        for name in dict.fromkeys(name for name, _ in values)
-    ]
-    ours = [
-        [f"1/{heads}", f"{statistics.fmean(values['mha', heads]):.3f}", str(PUBLISHED[64 // heads])]
-        for heads in counts
-        if ("mha", heads) in values
-    ]
-    over = f"mean ± standard deviation {over_seeds(seeds, values.values())}"
-    return [
-        Table(f"{METRIC}, {over}; d {EMBED_DIM}, N {POINTS}", ["heads", *map(str, counts)], body),
-        Table(
-            "mha next to the published curve (d 64, 100,000 updates, read off the figure)",
-            ["rank / d", f"d {EMBED_DIM}", "published"],
-            ours,
-        ),
-    ]
-
-
-def _cell(values: list[float], seeds: list[int]) -> str:
-    if not values:
-        return ""
-    spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
-    return marked(f"{statistics.fmean(values):.3f}{spread}", values, seeds)
 
 
 CLASSES = {

@@ -18,7 +18,6 @@ al., arXiv 2106.03764). The value is the error rate at the end; the number of up
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -26,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from experiments.controlled.runs import Journal, Method, Run, Table, styles_of
+from experiments.controlled.runs import Journal, Method, Run
 from fairseq_lowrank.attention import CAUSAL, build_attention
 
 TABLE = "recall"
@@ -110,8 +109,7 @@ def trained(
 ) -> tuple[Model, float, int]:
     """Train until at most 1 % of test answers are wrong or ``steps`` updates are done.
 
-    Return the model, its error rate and the number of updates. The journal saves the state of the training at each test; a training that is
-    interrupted resumes from the last state with the same numbers.
+    Return the model, its error rate and the number of updates. The journal is given the loss and the error rate at each test.
     """
     generator = torch.Generator().manual_seed(seed)
     test = sequences(TEST, generator)
@@ -121,13 +119,7 @@ def trained(
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda done: min(1, (done + 1) / WARMUP) * (1 + math.cos(math.pi * done / steps)) / 2
     )
-    parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
     done, wrong = 0, 1.0
-    if state := journal.load():
-        done, wrong = state["done"], state["wrong"]
-        for name, part in parts.items():
-            part.load_state_dict(state[name])
-        generator.set_state(state["drawn"])
     while done < steps and wrong > TARGET_ERROR:
         tokens, answers = sequences(BATCH, generator)
         optimizer.zero_grad()
@@ -139,8 +131,6 @@ def trained(
         if done % TEST_INTERVAL == 0 or done == steps:
             wrong = error_rate(model, *test)
             journal(f"{done} loss {loss.item():.4g} wrong {wrong:.4g}")
-            states = {name: part.state_dict() for name, part in parts.items()}
-            journal.save({"done": done, "wrong": wrong, "drawn": generator.get_state(), **states})
     return model, wrong, done
 
 
@@ -207,66 +197,3 @@ def _run(method: Method, heads: int, learning_rate: float, seed: int, steps: int
         },
         lambda seed, steps, journal: train(method, heads, seed, steps, journal, learning_rate),
     )
-
-
-def tables(lines: list[dict]) -> list[Table]:
-    """Return a table of error rates and updates, averaged over seeds."""
-    groups: dict[tuple[str, int], list[dict]] = {}
-    for line in lines:
-        groups.setdefault((line["method"], line["heads"]), []).append(line)
-    body = [
-        [
-            name,
-            f"{heads} × {chosen[0]['head_dim']}",
-            str(len(chosen)),
-            f"{statistics.fmean(line['value'] for line in chosen):.4f}",
-            f"{statistics.fmean(line['updates'] for line in chosen):,.0f}",
-        ]
-        for (name, heads), chosen in groups.items()
-    ]
-    header = ["method", "heads × size", "seeds", METRIC, "updates"]
-    return [
-        Table(
-            f"Recall of {PAIRS} pairs in {LENGTH} tokens, means over seeds; ended at {TARGET_ERROR:.0%} wrong",
-            header,
-            body,
-        )
-    ]
-
-
-def plot(lines: list[dict]):
-    """Return a figure of updates until 99 % of answers are correct, against head size; hollow if never reached.
-
-    Methods of the same head size are drawn next to each other. Other learning rates than the task's are drawn only if there is
-    no line with the task's.
-    """
-    from experiments import layout
-    from fairseq_lowrank.tools import pictures
-
-    figure, axes = pictures.new_figure(8.5, 4.4)
-    lines = [line for line in lines if line.get("learning_rate", float(LEARNING_RATE)) == float(LEARNING_RATE)] or lines
-    names = list(dict.fromkeys(line["method"] for line in lines))
-    sizes = sorted({line["head_dim"] for line in lines})
-    places = zip(names, styles_of(lines, names), layout.asides(len(names)), strict=True)
-    for name, style, place in places:
-        for reached in (True, False):
-            chosen = [line for line in lines if line["method"] == name and (line["value"] <= TARGET_ERROR) == reached]
-            axes.plot(
-                [sizes.index(line["head_dim"]) + 0.7 * place for line in chosen],
-                [line["updates"] for line in chosen],
-                pictures.marker(style),
-                color=style["color"],
-                fillstyle="full" if reached else "none",
-                label=name if reached else None,
-            )
-    axes.set(
-        xlabel="head size",
-        ylabel=f"updates until at most {TARGET_ERROR:.0%} wrong (hollow: not reached)",
-        ylim=(0, None),
-    )
-    axes.set_xticks(range(len(sizes)), labels=sizes)
-    axes.grid(False, axis="x")
-    for border in range(len(sizes) - 1):
-        axes.axvline(border + 0.5, color="0.85", linewidth=0.8)
-    pictures.add_legend(figure, loc=pictures.OUTSIDE, fontsize=8)
-    return figure

@@ -16,7 +16,6 @@ a multiple of a projection. The ranks of heads add up in it, because the output 
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -26,11 +25,7 @@ from experiments.controlled.runs import (
     Log,
     Method,
     Run,
-    Table,
-    marked,
     outcome_on_new_problems,
-    over_seeds,
-    styles_of,
     trained_on_new_problems,
 )
 from fairseq_lowrank.attention import build_attention
@@ -134,53 +129,3 @@ def _run(method: Method, heads: int, seed: int, steps: int | None) -> Run:
         {"heads": heads, "head_dim": method.axes["head_dim"]},
         lambda seed, steps, log: train(method, heads, seed, steps, log),
     )
-
-
-def tables(lines: list[dict]) -> list[Table]:
-    """Return a table of means over seeds, next to the least error of linear attention of the same rank."""
-    seeds = sorted({line["seed"] for line in lines})
-    body, values = [], []
-    for row in dict.fromkeys(line["row"] for line in lines):
-        chosen = [line for line in lines if line["row"] == row]
-        found, first = [line["value"] for line in chosen], chosen[0]
-        spread = f" ± {statistics.stdev(found):.3f}" if len(found) > 1 else ""
-        body.append(
-            [
-                first["method"],
-                f"{first['heads']} × {first['head_dim']}",
-                str(rank(first)),
-                marked(f"{statistics.fmean(found):.3f}{spread}", found, seeds),
-                f"{linear_error(rank(first)):.3f}",
-            ]
-        )
-        values.append(found)
-    title = f"{METRIC}, mean ± standard deviation {over_seeds(seeds, values)}; d_x {INPUTS}, {PAIRS} pairs"
-    return [Table(title, ["method", "heads × size", "rank of scores", METRIC, "linear attention"], body)]
-
-
-def plot(lines: list[dict]):
-    """Return a figure of error against the rank of scores, a point for each run, with the curve of linear attention."""
-    from experiments import layout
-    from fairseq_lowrank.tools import pictures
-
-    figure, axes = pictures.new_figure(7.0, 4.2)
-    names = list(dict.fromkeys(line["method"] for line in lines))
-    for name, style, place in zip(names, styles_of(lines, names), layout.asides(len(names)), strict=True):
-        chosen = [line for line in lines if line["method"] == name]
-        axes.plot(
-            [rank(line) + 2 * place for line in chosen],
-            [line["value"] for line in chosen],
-            pictures.marker(style),
-            color=style["color"],
-            label=name,
-        )
-    ranks = range(INPUTS + 1)
-    axes.plot(ranks, [linear_error(number) for number in ranks], "k--", lw=1, label="linear attention, at best")
-    axes.set(
-        xlabel=f"rank of the scores of all heads, at most d_x = {INPUTS}; points are moved apart",
-        ylabel=METRIC,
-        ylim=(0, 1.02),
-    )
-    axes.set_xticks(range(0, INPUTS + 1, 4))
-    pictures.add_legend(figure, loc=pictures.OUTSIDE, fontsize=8)
-    return figure

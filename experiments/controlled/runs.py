@@ -1,4 +1,4 @@
-"""Runs of controlled tasks: their logs and lines, and the state from which they resume."""
+"""Runs of controlled tasks, their logs and their lines."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import functools
 import gzip
 import math
 import os
-import pickle
 import statistics
 import time
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,8 +21,8 @@ from experiments.engine import Engine, finished, refuse_dirty
 from experiments.machine import machine
 from experiments.papers.comparison import attention_flags
 from fairseq_lowrank.attention import AXES, PRESETS
-from fairseq_lowrank.files import named_if_full, whole_file
-from fairseq_lowrank.messages import UserError, flag_name
+from fairseq_lowrank.files import named_if_full
+from fairseq_lowrank.messages import flag_name
 from fairseq_lowrank.records import provenance
 from fairseq_lowrank.records.locks import append_whole, locked
 from fairseq_lowrank.records.results import append_measurement, check_writable
@@ -90,19 +88,18 @@ def outcome_on_new_problems(
 
 
 class Journal:
-    """A run's log, and the state from which it resumes after an interruption.
+    """A run's log.
 
     Args:
-        head: the first line of the log. A state that other code saved counts as none.
-        file: where the state is saved; without it, nowhere.
+        head: the first line of the log.
         show: takes every line of the log as it is written.
 
     Attributes:
-        lines: the log so far, that of before an interruption included.
+        lines: the log so far.
     """
 
-    def __init__(self, head: str, file: Path | None = None, show: Log = lambda line: None) -> None:
-        self.lines, self._file, self._show = [head], file, show
+    def __init__(self, head: str, show: Log = lambda line: None) -> None:
+        self.lines, self._show = [head], show
         self._start = time.process_time()
 
     def __call__(self, line: str) -> None:
@@ -111,45 +108,8 @@ class Journal:
 
     @property
     def seconds(self) -> float:
-        """Processor time of the run so far, that of before an interruption included."""
+        """Processor time of the run so far."""
         return time.process_time() - self._start
-
-    def save(self, state: dict) -> None:
-        """Save the state from which the run can resume: tensors, numbers and texts, in lists and dictionaries."""
-        if self._file is None:
-            return
-        saved = {"code": this_code(), "lines": self.lines, "seconds": self.seconds, "state": state}
-        with whole_file(self._file, "wb") as file:
-            torch.save(saved, file)
-
-    def load(self) -> dict | None:
-        """Return the state saved last, if there is one; the log and the seconds continue from there.
-
-        Raises:
-            UserError: the file holds no such state.
-        """
-        if self._file is None or not self._file.exists():
-            return None
-        try:
-            found = torch.load(self._file, map_location="cpu", weights_only=True)
-            code, lines, seconds, state = found["code"], found["lines"], found["seconds"], found["state"]
-        except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError) as error:
-            raise UserError(
-                f"{self._file} holds no state of an interrupted run. Delete it to start from scratch."
-            ) from error
-        if code != this_code():
-            warnings.warn(
-                f"{self._file} was saved by other code, '{lines[0]}': this run, '{self.lines[0]}', starts from scratch",
-                stacklevel=2,
-            )
-            return None
-        self.lines, self._start = lines, time.process_time() - seconds
-        return state
-
-    def clear(self) -> None:
-        """Delete the state."""
-        if self._file is not None:
-            self._file.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -208,28 +168,23 @@ class Run:
         return self.steps < self.usual_steps
 
 
-@dataclass(frozen=True)
-class Table:
-    """What a task shows of its lines: a title, the names of columns, and rows of text."""
-
-    title: str
-    header: list[str]
-    rows: list[list[str]]
-
-
-def over_seeds(seeds: Sequence[int], cells: Iterable[Sequence[float]]) -> str:
-    """Return the end of a table's title: the seeds of its cells, and what marks a cell with fewer."""
-    fewer = any(len(cell) < len(seeds) for cell in cells)
-    return f"over seeds {', '.join(map(str, seeds))}" + (" ([1]: over one of them)" if fewer else "")
-
-
-def marked(text: str, cell: Sequence[float], seeds: Sequence[int]) -> str:
-    """Return the text of a cell, with its number of seeds if it has fewer than the table."""
-    return text if len(cell) == len(seeds) else f"{text} [{len(cell)}]"
+def table(lines: Sequence[dict]) -> tuple[list[str], list[list[str]]]:
+    """Return the names of columns and the rows of a table of finished runs: the values of each row by seed, and their mean."""
+    rows: dict[str, list[dict]] = {}
+    for line in lines:
+        rows.setdefault(line["row"], []).append(line)
+    body = []
+    for row, found in rows.items():
+        found = sorted(found, key=lambda line: line["seed"])
+        values = [line["value"] for line in found]
+        seeds = ", ".join(f"{line['seed']}: {line['value']:.4g}" for line in found)
+        sizes = f"{found[0]['heads']} × {found[0]['head_dim']}"
+        body.append([row, sizes, seeds, f"{statistics.fmean(values):.4g}", f"{geometric_mean(values):.4g}"])
+    return ["row", "heads × size", f"{lines[0]['metric']}, by seed", "mean", "geometric mean"], body
 
 
 class TaskEngine(Engine[Run]):
-    """Runs the rows of a controlled task. A long run saves its state next to the results, and resumes after an interruption.
+    """Runs the rows of a controlled task.
 
     Args:
         task: a module of :data:`~experiments.controlled.TASKS`.
@@ -259,11 +214,8 @@ class TaskEngine(Engine[Run]):
     def runs(self) -> Sequence[Run]:
         return self._runs
 
-    def state_file(self, run: Run) -> Path:
-        return self.results.with_name(f"{self.results.stem}.{run.row}-seed{run.seed}.pt")
-
     def lock_file(self, run: Run) -> Path:
-        return self.state_file(run).with_suffix(".lock")
+        return self.results.with_name(f"{self.results.stem}.{run.row}-seed{run.seed}.lock")
 
     def train(self, run: Run, handle: int) -> None:
         """Train a run, and append its log and its line."""
@@ -273,7 +225,7 @@ class TaskEngine(Engine[Run]):
         def show(line: str) -> None:
             self.show(f"{self.place}, {run}: {line}")
 
-        journal = Journal(f"# {run} commit {self.commit}", self.state_file(run), show)
+        journal = Journal(f"# {run} commit {self.commit}", show)
         outcome = run.train(run.seed, run.steps, journal)
         seconds = journal.seconds
         journal(f"{self.task.METRIC} {outcome['value']:.6g}, {seconds:.1f} s")
@@ -283,7 +235,6 @@ class TaskEngine(Engine[Run]):
                 assert log is not None  # it waits for other processes
                 append_whole(log, data)  # a part would make the rest of the file unreadable
         append_measurement(self.results, as_line(self.task, run, outcome, seconds, self.commit))
-        journal.clear()
         self.say(f"{run}: {self.task.METRIC} {outcome['value']:.3g} ({seconds:.1f} s)")
         self.lock_file(run).unlink(missing_ok=True)  # whoever opened the old file finds the line
 

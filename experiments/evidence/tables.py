@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import functools
 import gzip
 import io
@@ -22,7 +23,6 @@ from experiments.controlled.runs import geometric_mean
 from experiments.evidence import documents, measure, pages, predictions, published_models, slowdown
 from experiments.evidence.lines import PLANNED, RESULTS, ROOT, differences, lines, values
 from experiments.papers import comparison
-from experiments.papers.planned import compare_planned, read_planned
 from experiments.papers.tables import as_markdown
 from experiments.papers.values import load_papers
 from fairseq_lowrank.records import contrasts
@@ -199,12 +199,23 @@ def trained() -> list[dict]:
     return contrasts.load([RESULTS / "evidence.jsonl"])
 
 
+def read_planned(file: str, table: str) -> list[dict]:
+    """Return a table's contrasts in ``examples/evidence/FILE.json``, each with name, rows (2 or 4), metric, split and prediction."""
+    return json.loads((PLANNED / f"{file}.json").read_text(encoding="utf-8"))[table]
+
+
 def planned(name: str, *files: str) -> list[str]:
     """Return the planned contrasts of a table, over the seeds that their rows have."""
     recorded = [line for line in trained() if line["table"] == name]
     parts = []
     for file in files:
-        found = compare_planned(recorded, read_planned(PLANNED / f"{file}.json", name), draws=1)
+        found = []
+        for plan in read_planned(file, name):
+            rows, where = plan["rows"], (plan["metric"], plan["split"])
+            chosen = [line for line in recorded if (line["metric"], line["split"]) == where]
+            pairs, interactions = ([rows], []) if len(rows) == 2 else ([], [rows])
+            [contrast] = contrasts.compare_rows(chosen, pairs, interactions, draws=1)
+            found.append(dataclasses.replace(contrast, name=f"{plan['name']}, {plan['split']}"))
         cells = []
         for one in contrasts.as_rows(found):
             better = one["better"]

@@ -77,15 +77,13 @@ def is_curve(run: dict) -> bool:
     return any(len(points_of(run, loss)[0]) > 1 for loss in ("train_loss", "valid_loss"))
 
 
-def plot_curves(curves: list[dict], title: str, width: float | None = None):
+def plot_curves(curves: list[dict], title: str):
     """Return a figure of loss against updates and, below it, of each row's validation loss minus its baseline's.
 
     A line is the mean over a row's seeds, and its band goes from the least to the greatest. The baseline of a run is the `mha`
     run of the same sizes and seed, or the first `mha` run of these sizes. Logs have no baseline, so they have no differences. A
-    table of many rows gets a pair of plots for each setting, whose rows differ only in attention. `width` is that of the page in
-    inches, if it is known.
+    table of many rows gets a pair of plots for each setting, whose rows differ only in attention.
     """
-    from experiments import layout
     from fairseq_lowrank.tools import pictures
 
     rows: dict[str, list[dict]] = {}
@@ -95,10 +93,10 @@ def plot_curves(curves: list[dict], title: str, width: float | None = None):
     groups = by_settings(rows) if compared and len(rows) > MOST_ROWS else [list(rows)]
     across = 3 if len(groups) == 1 else 1  # entries of a legend side by side
     longest = -(-max(map(len, groups)) // across)
-    figure, panels = layout.panels(len(groups), [3.4, 2.4] if compared else [3.4], below=0.17 * longest, page=width)
+    figure, columns = panels(len(groups), [3.4, 2.4] if compared else [3.4], below=0.17 * longest)
     about = "validation (lines: means, bands: all seeds), training (thin dots)"
     figure.suptitle(pictures.plain(f"{title}: {about}"), fontsize=10)
-    for group, (losses, *differences) in zip(groups, panels, strict=True):
+    for group, (losses, *differences) in zip(groups, columns, strict=True):
         first = [rows[row][0] for row in group]
         styles = pictures.styles(
             pictures.kind_of_flags(run["attention"]) if "attention" in run else run["label"] for run in first
@@ -128,6 +126,32 @@ def plot_curves(curves: list[dict], title: str, width: float | None = None):
         options = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.22), "fontsize": 7, "handlelength": 3.5}
         pictures.add_legend(lowest, handles=handles, labels=labels, columns=across, **options)
     return figure
+
+
+def panels(count: int, heights: list[float], *, below: float):
+    """Return a figure of ``count`` columns of plots that share their x axis, up to three columns side by side.
+
+    Args:
+        count: number of columns.
+        heights: the heights of the plots of a column, in inches.
+        below: the space below a column for its legend, in inches.
+    """
+    from matplotlib.figure import Figure
+
+    from fairseq_lowrank.tools import pictures
+
+    across = min(count, 3)
+    down = -(-count // across)
+    size = ((7.0 if count == 1 else 4.4) * across, 0.4 + down * (sum(heights) + 0.8 + below))
+    figure = Figure(figsize=size, layout="constrained")
+    found = []
+    for block in figure.subfigures(down, across, squeeze=False).flat[:count]:
+        shape = {"height_ratios": heights}
+        plots = list(block.subplots(len(heights), 1, squeeze=False, sharex=True, gridspec_kw=shape).flat)
+        for axes in plots:
+            pictures.dress(axes)
+        found.append(plots)
+    return figure, found
 
 
 def by_settings(rows: dict[str, list[dict]]) -> list[list[str]]:

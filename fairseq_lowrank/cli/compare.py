@@ -20,7 +20,7 @@ BLEU is not a mean over sentences, so each draw of sentences adds up their count
 """
 
 import textwrap
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from fairseq_lowrank.cli import _output
@@ -53,14 +53,9 @@ def add_arguments(parser) -> None:
     parser.add_argument(
         "--logarithm", action="store_true", help="compare natural logarithms, so a difference shows a ratio"
     )
-    add_format_arguments(parser, NAME)
-
-
-def add_format_arguments(parser, name: str) -> None:
-    """Add the arguments that :func:`show` reads."""
     choices = ("text", *formats.FORMATS)
     parser.add_argument("--format", choices=choices, default="text", help="format of the table (default: %(default)s)")
-    _output.add_output_arguments(parser, f"{name}.csv and .json, the contrasts as .png and .pdf")
+    _output.add_output_arguments(parser, f"{NAME}.csv and .json, the contrasts as .png and .pdf")
 
 
 def run(args) -> None:
@@ -74,23 +69,19 @@ def run(args) -> None:
     rows = [row for asked in (*args.pair, *args.interaction) for row in asked]
     lines = contrasts.select(lines, wanted, rows)
     data = contrasts.as_rows(contrasts.compare_rows(lines, args.pair, args.interaction, logarithm=args.logarithm))
-    show(args, NAME, data, as_text(data, args.format), plot_contrasts)
-
-
-def show(args, name: str, data: list[dict], text: str, plot: Callable[[list[dict]], object]) -> None:
-    """Print contrasts, and write their files to `--output`."""
-    pages = {f"{name}.{ENDINGS[args.format]}": text + "\n"} if args.format in ENDINGS else {}
+    text = as_text(data, args.format)
+    pages = {f"{NAME}.{ENDINGS[args.format]}": text + "\n"} if args.format in ENDINGS else {}
     _output.show(args, data, text)
-    _output.write(args, name, data, data, plot_figures(name, data, plot) if args.output else {}, pages)
+    _output.write(args, NAME, data, data, plot_figures(data) if args.output else {}, pages)
 
 
-def plot_figures(name: str, data: list[dict], plot: Callable[[list[dict]], object]) -> dict:
+def plot_figures(data: list[dict]) -> dict:
     """Return a figure for each unit, because differences of bits and of BLEU need separate axes."""
     from fairseq_lowrank.tools import pictures
 
     units = list(dict.fromkeys(row["unit"] for row in data))
-    names = {units[0]: name} if len(units) == 1 else pictures.file_names(name, units)
-    return {file: plot([row for row in data if row["unit"] == unit]) for unit, file in names.items()}
+    names = {units[0]: NAME} if len(units) == 1 else pictures.file_names(NAME, units)
+    return {file: plot_contrasts([row for row in data if row["unit"] == unit]) for unit, file in names.items()}
 
 
 def letters(row: dict) -> list[str]:
@@ -109,26 +100,16 @@ def verdict(row: dict) -> str:
     return f"{better or 'neither side clearly better'}; {seeds}"
 
 
-def plot_contrasts(
-    rows: Sequence[dict],
-    describe: Callable[[dict], str] = verdict,
-    colour_of: Callable[[dict], str] = lambda row: "#000000",
-    legend: str = "",
-):
+def plot_contrasts(rows: Sequence[dict]):
     """Return a figure with a line for each row of :func:`~fairseq_lowrank.records.contrasts.as_rows`.
 
     A thin bar is Student's 95 % interval, a broad bar the interval over sentences. The diamond is the mean, and circles are the
     seeds' means.
-
-    Args:
-        describe: what a row's label says below its name.
-        colour_of: the colour of a row.
-        legend: what colours mean.
     """
     from fairseq_lowrank.tools import pictures
 
     names = [
-        "\n".join(textwrap.fill(text, 70) for text in (row["contrast"], *letters(row), describe(row))) for row in rows
+        "\n".join(textwrap.fill(text, 70) for text in (row["contrast"], *letters(row), verdict(row))) for row in rows
     ]
     names = [pictures.plain(name) for name in names]
     lines = sum(1 + name.count("\n") for name in names)
@@ -136,14 +117,13 @@ def plot_contrasts(
     for place, row in enumerate(rows):
         if row["mean"] is None:
             continue
-        colour = colour_of(row)
         if row["sentences_low"] is not None:
             over = [row["sentences_low"], row["sentences_high"]]
-            axes.plot(over, [place, place], "-", color=colour, linewidth=7, alpha=0.3, solid_capstyle="butt")
+            axes.plot(over, [place, place], "-k", linewidth=7, alpha=0.3, solid_capstyle="butt")
         if row["low"] is not None:
-            axes.plot([row["low"], row["high"]], [place, place], "-", color=colour, linewidth=1.5)
-        axes.plot(row["seed_means"], [place] * row["seeds"], "o", color=colour, fillstyle="none", markersize=5)
-        axes.plot([row["mean"]], [place], "D", color=colour, markersize=6)
+            axes.plot([row["low"], row["high"]], [place, place], "-k", linewidth=1.5)
+        axes.plot(row["seed_means"], [place] * row["seeds"], "ok", fillstyle="none", markersize=5)
+        axes.plot([row["mean"]], [place], "Dk", markersize=6)
     axes.axvline(0, color="0.3", linewidth=1)
     axes.set_yticks(range(len(rows)), names, fontsize=8)
     axes.set_ylim(len(rows) - 0.5, -0.5)
@@ -152,7 +132,7 @@ def plot_contrasts(
     shown += "; broad bar: over sentences" if any(row["sentences_low"] is not None for row in rows) else ""
     sides = {"left: A is better, right: B" if row["lower_is_better"] else "left: B is better, right: A" for row in rows}
     side = f" ({sides.pop()})" if len(sides) == 1 else ""
-    figure.supxlabel(f"difference A − B in {units}{side}\n{shown}{legend}", fontsize=8)
+    figure.supxlabel(f"difference A − B in {units}{side}\n{shown}", fontsize=8)
     return figure
 
 
@@ -178,8 +158,8 @@ def _named(splits: Collection[str]) -> list[str]:
     return [one for one in splits if one and not any(other.endswith(f" {one}") for other in splits)]
 
 
-def as_text(data: list[dict], form: str = "text", more: Mapping[str, Callable[[dict], str]] | None = None) -> str:
-    """Return the table of rows of :func:`~fairseq_lowrank.records.contrasts.as_rows`, with `more` columns."""
+def as_text(data: list[dict], form: str = "text") -> str:
+    """Return the table of rows of :func:`~fairseq_lowrank.records.contrasts.as_rows`."""
     by_sentence = any(row["sentences_low"] is not None for row in data)
     columns = {
         "contrast": lambda row: row["contrast"],
@@ -190,7 +170,6 @@ def as_text(data: list[dict], form: str = "text", more: Mapping[str, Callable[[d
         "Holm": lambda row: format_p(row["t_holm"]),
         "better": lambda row: row["better"] or "–",
     }
-    columns |= more or {}
     if by_sentence:
         columns["95 % over sentences"] = lambda row: _interval(row["sentences_low"], row["sentences_high"])
         columns["p (sentences)"] = lambda row: format_p(row["sentences_p"])

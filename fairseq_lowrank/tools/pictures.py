@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
-from matplotlib.legend import Legend
 from matplotlib.transforms import Bbox
 
 from fairseq_lowrank.attention import AXES, METHODS, PRESETS, AttentionSpec
@@ -164,11 +162,10 @@ def dress(axes: Axes) -> None:
 
 
 def add_legend(owner: Axes | Figure, *, columns: int = 1, **options: Any) -> None:
-    """Add a legend, below the plots if it is outside of them, and remember in :data:`LEGENDS` how it was made."""
+    """Add a legend, below the plots if it is outside of them."""
     if isinstance(owner, Figure) and options["loc"].startswith("outside lower"):
         _name_plots(owner)
-    legend = owner.legend(ncols=columns, **options)
-    LEGENDS[legend] = (owner, columns, options)
+    owner.legend(ncols=columns, **options)
 
 
 def _name_plots(figure: Figure) -> None:
@@ -183,10 +180,6 @@ def _name_plots(figure: Figure) -> None:
     if len(plots) == 1 and (label := figure.get_supylabel()):
         figure.supylabel("")
         plots[0].set_ylabel(label, fontsize=size)
-
-
-LEGENDS: weakref.WeakKeyDictionary[Legend, tuple[Axes | Figure, int, dict[str, Any]]] = weakref.WeakKeyDictionary()
-"""How each legend was made: its owner, columns and options."""
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:

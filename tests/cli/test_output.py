@@ -32,11 +32,9 @@ EXPERIMENTS = {
     "bert import": ["bert-base-uncased"],
     "bert predict": ["checkpoint.pt", "--data", "data"],
     "report": ["results"],
-    "contrasts": ["contrasts.json", "results", "--table", "t"],
     "pictures": [],
     "representation": [],
     "variants": [],
-    "controlled": ["matrices", "--results", "results.jsonl"],
 }
 FOLDER_COMMANDS |= EXPERIMENTS
 CHECKPOINT_COMMANDS = {"average": ["checkpoint.pt"], "convert": ["checkpoint.pt", "--attention", "mixhead-b"]}

@@ -198,7 +198,7 @@ def test_the_picture_has_a_line_a_contrast_and_one_picture_a_unit(tmp_path, caps
     asked = [path, "--pair", "mixhead-a", "mha", "--pair", "x", "y", "--pair", "mha", "gain"]
     data = compared(capsys, *asked)
     assert [row["unit"] for row in data] == ["loss", "bleu", "loss"]
-    figures = compare.plot_figures("compare", data, compare.plot_contrasts)
+    figures = compare.plot_figures(data)
     assert list(figures) == ["compare-loss", "compare-bleu"]
     [axes] = figures["compare-loss"].axes
     labels = [label.get_text().replace("\n", "; ") for label in axes.get_yticklabels()]

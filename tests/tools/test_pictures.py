@@ -1,25 +1,14 @@
-import itertools
-import re
-from pathlib import Path
-
 import matplotlib.image
 import pytest
 import torch
-from matplotlib.legend import Legend
 
-from experiments import __main__ as experiments
-from experiments import layout, representation
-from experiments.controlled import matrices, nearest_point, recall, regression
-from experiments.papers import curves, planned
+from experiments.papers import curves
 from fairseq_lowrank.attention import PRESETS
 from fairseq_lowrank.cli import _composition, compare
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.records.results import read_results
 from fairseq_lowrank.tools import inspection, pictures, spectrum
 from fairseq_lowrank.tools.fairseq import parameters
 from fairseq_lowrank.tools.measuring.figure import plot_cuts
-
-RESULTS = Path(__file__).resolve().parents[2] / "results"
 
 
 @pytest.mark.parametrize(
@@ -50,13 +39,6 @@ def test_a_kind_keeps_its_colour_and_is_told_apart_by_its_line():
     assert len({(style["color"], style["linestyle"]) for style in many}) == 12
     unknown = pictures.styles(["this", "that"])
     assert unknown[0]["color"] != unknown[1]["color"]
-
-
-def test_asides_start_in_the_middle_and_stay_within_half():
-    assert layout.asides(1) == [0]
-    places = layout.asides(7)
-    assert places[0] == 0 and len(set(places)) == 7
-    assert all(abs(place) < 0.5 for place in places)
 
 
 def test_file_names_are_safe_and_differ():
@@ -234,97 +216,27 @@ def cuts_of(label):
     }
 
 
-def kept_lines(task):
-    (file,) = RESULTS.glob(f"evidence-{task}.jsonl*")
-    lines = read_results(file, measurements=True)
-    return [line for line in lines if not line.get("smoke")]
-
-
 FIGURES = {
-    "curves": lambda width: curves.plot_curves(
-        [curve(f"{LONG} {number}", 5.0, 4.0) for number in range(9)], LONG, width
-    ),
-    "curves-by-setting": lambda width: curves.plot_curves(
-        [
-            curve(f"s{n % 4}-{p}-{n}", 5.0, 4.0, settings={"lr": str(n % 4)})
-            for n, p in enumerate(["mha"] + 19 * ["gain"])
-        ],
-        "any",
-        width,
-    ),
-    "contrasts": lambda width: compare.plot_contrasts(
-        [contrast_row(f"{LONG} {number}", 0.1, 0.3) for number in range(12)]
-    ),
-    "planned": lambda width: planned.plot_planned([contrast_row(f"{LONG} {number}", 0.1, 0.3) for number in range(12)]),
-    "layers": lambda width: spectrum.plot_layers(spectra_of(5), "decoder"),
-    "mean": lambda width: spectrum.plot_mean(spectra_of(5), "decoder"),
-    "mixing": lambda width: inspection.plot_mixing(mixing_of(6, 8)),
-    "mixing-16": lambda width: inspection.plot_mixing(mixing_of(12, 16)),
-    "embeddings": lambda width: inspection.plot_embeddings(mixing_of(12, 8)),
-    "cuts": lambda width: plot_cuts([cuts_of(f"{LONG} {number}") for number in range(3)]),
-    "recall": lambda width: recall.plot(kept_lines("recall")),
-    "nearest-point": lambda width: nearest_point.plot(kept_lines("nearest-point")),
-    "matrices": lambda width: matrices.plot(kept_lines("matrices")),
-    "regression": lambda width: regression.plot(kept_lines("regression")),
-    "representation": lambda width: representation.plot_errors(
-        [representation.Fit(m, f"{LONG} {m}", size, 4, 0.1 / size, 0.1) for m in "ab" for size in (2, 4, 8)], 8, 4
-    ),
-    "sweep": lambda width: parameters.plot_sweep(sweep_rows(PRESETS), "heads", "lowrank_transformer_lm_wiki103", 8, 64),
+    "curves": lambda: curves.plot_curves([curve(f"{LONG} {number}", 5.0, 4.0) for number in range(9)], LONG),
+    "contrasts": lambda: compare.plot_contrasts([contrast_row(f"{LONG} {number}", 0.1, 0.3) for number in range(12)]),
+    "layers": lambda: spectrum.plot_layers(spectra_of(5), "decoder"),
+    "mean": lambda: spectrum.plot_mean(spectra_of(5), "decoder"),
+    "mixing": lambda: inspection.plot_mixing(mixing_of(6, 8)),
+    "embeddings": lambda: inspection.plot_embeddings(mixing_of(12, 8)),
+    "cuts": lambda: plot_cuts([cuts_of(f"{LONG} {number}") for number in range(3)]),
+    "sweep": lambda: parameters.plot_sweep(sweep_rows(PRESETS), "heads", "lowrank_transformer_lm_wiki103", 8, 64),
 }
 
 
-def plot_functions():
-    """The functions of the package and of its experiments that return a figure, without those that call them."""
-    root = RESULTS.parent
-    folders = [root / "fairseq_lowrank" / "cli", root / "fairseq_lowrank" / "tools", root / "experiments"]
-    files = [file for folder in folders for file in folder.rglob("*.py")]
-    found = [re.findall(r"^def (plot|plot_(?!name|figures)[a-z]+)\(", file.read_text(), re.MULTILINE) for file in files]
-    return sorted(name for names in found for name in names)
-
-
-def test_every_function_that_plots_is_tested_for_room():
-    # two cases are of plot_curves and two of plot_mixing; the experiment fixed_heads has the plot of representation
-    drawn = plot_functions()
-    assert len(drawn) == len(FIGURES) - 2 + 1, drawn
-
-
-@pytest.mark.parametrize("width", [None, 3.3])
 @pytest.mark.parametrize("name", FIGURES)
-def test_no_text_leaves_a_figure_and_no_legend_takes_more_than_a_third(name, width):
-    torch.manual_seed(1)
-    figure = FIGURES[name](width)
-    layout.fit(figure, width)
-    wide, high = figure.get_size_inches()
-    assert width is None or wide == width
-    box = figure.get_tightbbox()
-    assert box.x0 > -0.02 and box.y0 > -0.02 and box.x1 < wide + 0.02 and box.y1 < high + 0.02
-    for legend in figure.findobj(Legend):
-        extent = legend.get_window_extent()
-        assert extent.width * extent.height < figure.bbox.width * figure.bbox.height / 3
-    plots = [axes.get_window_extent() for axes in figure.axes if axes.get_subplotspec()]
-    assert all(plot.height > 40 and plot.width > 40 for plot in plots)
-    assert not any(one.overlaps(other) for one, other in itertools.combinations(plots, 2))
-
-
-OF_THE_PACKAGE = ("layers", "mean", "mixing", "embeddings", "cuts", "sweep")
-
-
-@pytest.mark.parametrize("name", OF_THE_PACKAGE)
 def test_a_saved_picture_has_all_of_its_texts(name, tmp_path):
     torch.manual_seed(1)
-    figure = FIGURES[name](None)
+    figure = FIGURES[name]()
     picture, document = pictures.save(figure, tmp_path, "a")
     box, least = figure.get_tightbbox(), figure.get_size_inches()
     high, wide, _ = matplotlib.image.imread(picture).shape
     assert wide / 150 > max(least[0], box.width) - 0.02 and high / 150 > max(least[1], box.height) - 0.02
     assert document.read_bytes().startswith(b"%PDF")
-
-
-@pytest.mark.parametrize("width", ["0", "41", "wide"])
-def test_a_width_that_cannot_be_is_refused(width, capsys):
-    with pytest.raises(SystemExit) as ended:
-        experiments.main(["representation", "--width", width])
-    assert ended.value.code == 2 and "--width" in capsys.readouterr().err
 
 
 def test_a_heat_map_shows_what_was_learned_on_its_own_scale():

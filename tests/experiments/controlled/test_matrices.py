@@ -111,14 +111,6 @@ def test_the_grid_names_each_run_once_and_leaves_out_methods_that_are_not_there(
     assert not [run for run in matrices.runs() if "no-such" in run.row]
 
 
-def test_a_table_marks_cells_that_have_fewer_seeds():
-    line = {"method": "mha", "length": 16, "rank": 16, "target": "shared", "small_head_dim": 8, "value": 0.01}
-    lines = [line | {"seed": 1}, line | {"seed": 2, "value": 0.04}, line | {"seed": 1, "small_head_dim": 4}]
-    (table,) = matrices.tables(lines)
-    assert "over seeds 1, 2 ([1]: over one of them)" in table.title
-    assert table.rows == [["8 × 8", "2.0e-02"], ["16 × 4", "1.0e-02 [1]"]]
-
-
 def test_the_legend_covers_no_plot():
     fixed = {"length": 16, "rank": 16, "target": "shared", "seed": 1}
     lines = [

@@ -3,10 +3,8 @@
 import pytest
 import torch
 
-from experiments import __main__ as experiments
 from experiments.controlled import nearest_point
 from experiments.controlled.runs import Method, learning_rate
-from fairseq_lowrank.records.results import read_results
 
 MHA = Method("mha", "mha")
 
@@ -67,29 +65,6 @@ def test_rows_that_need_axes_which_are_not_there_are_left_out(monkeypatch):
         "h1-mha",
         "h8-mixhead-a",
     }
-
-
-def test_the_command_sets_ours_beside_the_published_curve(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(nearest_point, "BATCH", 8)
-    monkeypatch.setattr(nearest_point, "TEST_BATCHES", 1)
-    path = tmp_path / "lines.jsonl"
-    flags = ["--quick", "--steps", "2", "--results", str(path), "--output", str(tmp_path)]
-    assert experiments.main(["controlled", "nearest-point", *flags]) == 0
-    out = capsys.readouterr().out
-    assert "published" in out and "0.015" in out
-    assert len(read_results(path, measurements=True)) == 3
-    assert (tmp_path / "nearest-point.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_table_says_how_far_seeds_are_apart_and_which_cells_have_fewer():
-    def line(heads, seed, value):
-        return {"method": "mha", "heads": heads, "seed": seed, "value": value}
-
-    table, _ = nearest_point.tables([line(1, 1, 0.1), line(1, 2, 0.3), line(8, 1, 0.8)])
-    assert "over seeds 1, 2 ([1]: over one of them)" in table.title
-    assert table.rows == [["mha", "0.200 ± 0.141", "0.800 [1]"]]
-    table, _ = nearest_point.tables([line(1, 1, 0.1), line(1, 2, 0.3)])
-    assert "over seeds 1, 2;" in table.title
 
 
 def test_every_method_has_its_own_line_in_the_picture():

@@ -54,34 +54,13 @@ def test_an_easy_recall_is_learned_and_training_ends_there(easy):
     assert len(journal.lines) == 1 + result["updates"] / 20
 
 
-def test_an_interrupted_run_goes_on_to_the_same_numbers(easy, tmp_path, monkeypatch):
-    monkeypatch.setattr(recall, "TARGET_ERROR", -1.0)
-
-    def stop_after(tests):
-        def show(line):
-            if line.startswith(f"{20 * tests} "):
-                raise KeyboardInterrupt
-
-        return show
-
-    whole, file = Journal("run"), tmp_path / "state.pt"
-    expected = recall.train(MHA, 4, 1, 100, whole)
-    for tests in (2, 4):
-        with pytest.raises(KeyboardInterrupt):
-            recall.train(MHA, 4, 1, 100, Journal("run", file, stop_after(tests)))
-    journal = Journal("run", file)
-    assert recall.train(MHA, 4, 1, 100, journal) == expected
-    assert journal.lines == whole.lines
-
-
 def test_the_command_runs_a_trial(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(recall, "TEST", 8)
     path = tmp_path / "lines.jsonl"
-    flags = ["--quick", "--steps", "1", "--results", str(path), "--output", str(tmp_path)]
+    flags = ["--quick", "--steps", "1", "--results", str(path)]
     assert experiments.main(["controlled", "recall", *flags]) == 0
     assert "8 × 8" in capsys.readouterr().out
     assert [line["row"] for line in read_results(path, measurements=True)] == ["h1-mha-1-updates", "h8-mha-1-updates"]
-    assert not list(tmp_path.glob("*.pt*"))
 
 
 def test_a_line_names_the_size_that_heads_have():
@@ -101,18 +80,3 @@ def test_rows_at_other_rates_train_at_them(easy):
         assert trained.lines == expected.lines
         logs.append(trained.lines)
     assert logs[1] != logs[2]
-
-
-def test_points_stand_within_the_band_of_their_head_size():
-    about = {"value": 0.0, "updates": 100, "seed": 1}
-    names = [f"method-{number}" for number in range(9)]
-    lines = [
-        {"method": name, "head_dim": size, "flags": f"--attention mha --head-dim {size}"} | about
-        for name in names
-        for size in (8, 64)
-    ]
-    figure = recall.plot(lines)
-    [axes] = figure.axes
-    points = [line.get_xdata() for line in axes.lines if line.get_label() in names]
-    assert len(points) == 9 and all([round(place) for place in found] == [0, 1] for found in points)
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["8", "64"]

@@ -3,10 +3,8 @@
 import pytest
 import torch
 
-from experiments import __main__ as experiments
 from experiments.controlled import regression
 from experiments.controlled.runs import Method
-from fairseq_lowrank.records.results import read_results
 
 MHA = Method("mha", "mha", {"head_dim": 2})
 
@@ -67,13 +65,3 @@ def test_training_lowers_the_error_and_is_the_same_each_time(monkeypatch):
     first, second = (regression.train(MHA, 16, 1, 150, log.append) for _ in range(2))
     assert first == second
     assert first["value"] < 0.9
-
-
-def test_the_command_runs_a_trial(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(regression, "TEST_BATCHES", 1)
-    path = tmp_path / "lines.jsonl"
-    flags = ["--quick", "--steps", "2", "--results", str(path), "--output", str(tmp_path)]
-    assert experiments.main(["controlled", "regression", *flags]) == 0
-    assert "linear attention" in capsys.readouterr().out
-    assert len(read_results(path, measurements=True)) == 2
-    assert (tmp_path / "regression.png").read_bytes().startswith(b"\x89PNG")

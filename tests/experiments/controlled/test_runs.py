@@ -5,11 +5,9 @@ import json
 import os
 
 import pytest
-import torch
 
 from experiments import __main__ as experiments
 from experiments.controlled import matrices, runs
-from experiments.controlled.runs import Journal
 from fairseq_lowrank.records.locks import locked
 from fairseq_lowrank.records.results import read_results
 
@@ -97,8 +95,9 @@ def test_of_lines_of_one_row_and_seed_the_last_one_counts(tmp_path):
     path.write_text(first + second + json.dumps(json.loads(first) | {"value": 0.123}) + "\n")
     values = {line["row"]: line["value"] for line in runs.lines_of(matrices, path, steps=2)}
     assert list(values.values()) == [0.123, json.loads(second)["value"]]
-    [table] = matrices.tables(runs.lines_of(matrices, path, steps=2))
-    assert "1.2e-01" in table.rows[0] and "[" not in table.title
+    header, rows = runs.table(runs.lines_of(matrices, path, steps=2))
+    assert header[2] == "relative squared error, by seed"
+    assert rows[0][1:] == ["16 × 4", "1: 0.123", "0.123", "0.123"]
 
 
 def test_a_trial_does_not_stand_for_a_run(tmp_path):
@@ -119,12 +118,6 @@ def test_more_updates_than_the_tasks_make_a_row_of_their_own_and_no_trial(tmp_pa
     assert not runs.lines_of(matrices, tmp_path / "lines.jsonl")
 
 
-def test_the_picture_and_the_lines_are_written(tmp_path):
-    assert command(tmp_path, "--output", str(tmp_path / "pictures")) == 0
-    assert (tmp_path / "pictures/matrices.png").read_bytes().startswith(b"\x89PNG")
-    assert len((tmp_path / "pictures/matrices.csv").read_text().splitlines()) == 3
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -139,31 +132,6 @@ def test_bad_arguments_are_refused_in_one_line(tmp_path, capsys, flags, message)
     assert experiments.main(["controlled", "matrices", "--results", str(tmp_path / "none.jsonl"), *flags]) == 2
     assert message in capsys.readouterr().err.splitlines()[-1]
     assert not (tmp_path / "none.jsonl").exists()
-
-
-def test_a_state_is_resumed_only_by_the_code_that_saved_it(tmp_path, monkeypatch):
-    file = tmp_path / "below" / "state.pt"
-    first = Journal("# run commit 1", file)
-    first("half")
-    first.save({"done": 3, "weights": torch.ones(2)})
-    again = Journal("# run commit 1", file)
-    assert again.load()["done"] == 3 and again.lines == ["# run commit 1", "half"]
-    assert again.seconds > 0
-    assert Journal("# run commit 2", file).load()["done"] == 3
-    with monkeypatch.context() as patch, pytest.warns(UserWarning, match="saved by other code, '# run commit 1'"):
-        patch.setattr(runs, "this_code", lambda: "other")
-        assert Journal("# run commit 2", file).load() is None
-    assert Journal("# run commit 1").load() is None
-    again.clear()
-    assert Journal("# run commit 1", file).load() is None
-
-
-@pytest.mark.parametrize("content", [b"", b"nothing", pytest.param(None, id="a state of something else")])
-def test_a_file_that_is_no_state_is_named(tmp_path, content):
-    file = tmp_path / "state.pt"
-    torch.save([1], file) if content is None else file.write_bytes(content)
-    with pytest.raises(ValueError, match=r"state\.pt holds no state of an interrupted run"):
-        Journal("# run", file).load()
 
 
 def test_tables_stand_in_the_order_of_the_tasks_runs(tmp_path):
