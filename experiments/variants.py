@@ -357,6 +357,22 @@ def costs(variant: Method) -> dict[str, str]:
     }
 
 
+def fair_baseline(variant: Method) -> str:
+    """Return the row of the sizes of `mha` with as many parameters, and with as large a cache; nothing for `mha` itself.
+
+    They follow :func:`fairseq_lowrank.tools.fairseq.parameters.fair_baselines`, for a layer with a feed-forward size of 4·d.
+    """
+    if variant.name == "mha" or variant is LOW_RANK_EMBEDDINGS:
+        return ""
+    layer, plain, found = build_layer(variant), build_layer(METHODS["mha"]), []
+    size, ours = plain.head_dim, count(layer)
+    for one in dict.fromkeys((min(size, size * ours // count(plain)), max(1, layer.cached_numbers // HEADS // 2))):
+        wide = 4 * EMBED_DIM + round((ours - 4 * EMBED_DIM * HEADS * one) / 2 / EMBED_DIM)
+        words = [f"--head-dim {one}"] * (one != size) + [f"--decoder-ffn-embed-dim {wide:}"] * (wide != 4 * EMBED_DIM)
+        found.append(f"{HEADS} × {one}: `{' '.join(['--attention mha', *words])}`")
+    return f"| Fair baseline | {', with an equal cache '.join(found)} |\n"
+
+
 def class_of(variant: Method) -> str:
     """Return the class of a variant."""
     if variant.kind is None:
@@ -390,7 +406,7 @@ def _described(name: str, results: Path, read: Callable[[Path], list[dict]]) -> 
         f"| Parameters | {cost['parameters']} |\n"
         f"| {counted} | {cost['counted']} |\n"
         f"| Numbers cached per token | {cost['cached']} |\n"
-        f"| Class | {class_of(variant)} |\n"
+        f"{fair_baseline(variant)}| Class | {class_of(variant)} |\n"
         f"| Flags | {flags(variant)} |\n{further_flags(variant)}"
         f"| Code | {files} |\n"
         f"| Paper | {citations(variant)} |\n\n"
@@ -416,6 +432,8 @@ def index() -> str:
         "Each method has a page with its formula, costs, flags, code, paper and our measurements. "
         "`python -m experiments variants --output docs/variants` writes the pages.\n"
         f"The numbers are counted on a layer of d {EMBED_DIM} and h {HEADS} without biases, after it has decoded one token.\n\n"
+        "The *fair baseline* is plain attention with as many parameters, in a layer with a feed-forward size of 2,048. "
+        "`fairseq-lowrank params --fair-baseline METHOD` prints it for your sizes.\n\n"
         "Letters:\n\n- d is the embedding size, h the number of heads, d_k the head size.\n"
         "- g is the number of heads of keys and values.\n"
         f"- n is the greatest length, counted with {POSITIONS}.\n"

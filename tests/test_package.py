@@ -20,7 +20,6 @@ FILES = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "C
 BUILD = "from setuptools import build_meta as b; b.build_sdist('dist'); b.build_wheel('dist')"
 DATA = (
     "fairseq_lowrank/py.typed",
-    "fairseq_lowrank/tools/fairseq/poster.json",
     "fairseq_lowrank/tools/sites/fairseq.csv",
     "fairseq_lowrank/tools/sites/transformers.csv",
 )

@@ -22,7 +22,7 @@ from experiments.controlled import regression
 from experiments.controlled.runs import geometric_mean
 from experiments.evidence import documents, measure, pages, predictions, published_models, slowdown
 from experiments.evidence.lines import PLANNED, RESULTS, ROOT, differences, lines, values
-from experiments.papers import comparison
+from experiments.papers import comparison, complexity
 from experiments.papers.tables import as_markdown
 from experiments.papers.values import load_papers
 from fairseq_lowrank.records import contrasts
@@ -542,6 +542,7 @@ def times() -> list[str]:
 
 
 SECTIONS: dict[str, tuple[str, list[Callable[[], list[str]]]]] = {
+    "complexity": ("the memory complexity of the MHE poster", [complexity.section]),
     "above-head-size": (
         "translation of four concatenated sentences",
         [

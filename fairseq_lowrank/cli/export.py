@@ -4,7 +4,7 @@
     fairseq-lowrank export checkpoint_best.pt OUT --to ctranslate2
 
 transformers: OUT holds model, tokenizer, settings of generation and a model card. Any attention of this package can be
-exported. In Python, `import fairseq_lowrank.huggingface` and then `AutoModelForSeq2SeqLM.from_pretrained("OUT")`, or
+exported. In Python, `import fairseq_lowrank.huggingface` (or pass `trust_remote_code=True`) and then `AutoModelForSeq2SeqLM.from_pretrained("OUT")`, or
 `AutoModelForCausalLM` for a language model, read it. They need torch and transformers, and no fairseq.
 
 ctranslate2: the attention is first converted to plain attention with the same outputs. Attention that computes more than

@@ -8,7 +8,8 @@ add any flag of fairseq-train: sizes, `--attention`, `--head-dim`, `--adaptive-i
   fairseq-lowrank params --arch lowrank_transformer_iwslt_de_en --vocab-size 10000 --attention mhe-mul
   fairseq-lowrank params --arch lowrank_transformer_lm_wiki103 --vocab-size 267744 --attention mixhead-b --json
   fairseq-lowrank params --arch transformer_wmt_en_de --vocab-size 32768
-  fairseq-lowrank params --arch lowrank_transformer_wmt_en_de --vocab-size 32768 --sweep heads --output pictures/
+  fairseq-lowrank params --arch lowrank_transformer_wmt_en_de --vocab-size 32768 --sweep heads --methods sha mha mhe-mul --output pictures/
+  fairseq-lowrank params --arch transformer_iwslt_de_en --vocab-size 10000 --fair-baseline mhe-mul
   fairseq-lowrank params --transformers FOLDER
   fairseq-lowrank params --list fairseq             architectures, and the sites where their attention can be chosen
   fairseq-lowrank params --list transformers BertModel
@@ -18,8 +19,10 @@ softmax); shared parameters count once. Other parameters are those of layer norm
 the same model with `--attention mha` and the same head size (for fixedhead: with head size = width / heads). `attention without
 biases` is the number that the MHE poster counts. The rank of the embedding, the depth and the heads are compared with the width.
 
-`--sweep` draws attention parameters of some methods (`--methods`) against a size, and prints the poster's complexity table. The size is heads
+`--sweep` draws attention parameters of some methods (`--methods`) against a size. The size is heads
 (the width grows with them, as in the MHE poster), layers, or head-dim (the width stays, as in FixedHead).
+
+`--fair-baseline METHOD` prints heads, feed-forward sizes and flags of `mha` with as many parameters, and with as large a cache.
 
 `--transformers` counts a model of transformers: attention with its mixing, embeddings, the rest, and the heads of each site.
 """
@@ -50,7 +53,10 @@ def add_arguments(parser) -> None:
         "--methods",
         nargs="+",
         metavar="NAME",
-        help="methods of the sweep, or all (default: sha mqa mha mhe-mul mixhead-a mixhead-b, and that of --attention)",
+        help="methods of the sweep, or all (default: mha and that of --attention)",
+    )
+    parser.add_argument(
+        "--fair-baseline", metavar="METHOD", help="also print the sizes of plain attention to compare METHOD with"
     )
     parser.add_argument(
         "--list",
@@ -76,23 +82,30 @@ def run(args) -> None:
 
     if args.sweep and args.output:
         plotting_needs()
+    if args.fair_baseline:
+        args.flags += ["--attention", args.fair_baseline]
     data = parameters.describe(args.arch, args.vocab_size, args.flags, task=args.task)
     text, rows, figures = as_text(data), [flat(data)], {}
+    if args.fair_baseline:
+        data["fair_baselines"] = parameters.fair_baselines(args.arch, args.vocab_size, args.flags, task=args.task)
+        text += "\n\nplain attention with equal parameters, and with an equal cache if that differs\n"
+        text += baselines_text(data["fair_baselines"])
     if args.sweep:
         methods = methods_of(args, data["attention_kind"])
         rows = parameters.sweep(args.arch, args.vocab_size, args.sweep, args.flags, methods=methods, task=args.task)
-        heads, head_dim = parameters.head_sizes(parameters.parse_architecture(args.arch, args.flags, task=args.task))
         data["sweep"] = {"over": args.sweep, "rows": rows}
-        data["complexity"] = parameters.complexity(heads, head_dim)
-        text += "\n\n" + sweep_text(rows, args.sweep) + "\n\n" + complexity_text(data["complexity"], heads, head_dim)
+        text += "\n\n" + sweep_text(rows, args.sweep)
         if args.output:
+            heads, head_dim = parameters.head_sizes(
+                parameters.parse_architecture(args.arch, args.flags, task=args.task)
+            )
             figures = {f"params-{args.sweep}": parameters.plot_sweep(rows, args.sweep, args.arch, heads, head_dim)}
     _output.publish(args, _output.View(NAME, data, rows, text, lambda: figures))
 
 
 def run_list(args) -> None:
     """Print a list of models without building them: name, sites, and why attention cannot be chosen at the others."""
-    own = ("checkpoint", "arch", "transformers", "vocab_size", "task", "sweep", "methods", "output")
+    own = ("checkpoint", "arch", "transformers", "vocab_size", "task", "sweep", "fair_baseline", "methods", "output")
     if given := [flag_name(name) for name in own if getattr(args, name) is not None]:
         raise UserError(f"{given[0]}: does not work with --list. Remove one of the two.")
     with (SITES / f"{args.list}.csv").open(encoding="utf-8", newline="") as file:
@@ -118,7 +131,9 @@ def plotting_needs() -> None:
 
 
 def run_checkpoint(args) -> None:
-    if given := [flag_name(name) for name in ("vocab_size", "task", "sweep") if getattr(args, name) is not None]:
+    if given := [
+        flag_name(name) for name in ("vocab_size", "task", "sweep", "fair_baseline") if getattr(args, name) is not None
+    ]:
         raise UserError(
             f"{' '.join(given)} works only with --arch. Remove it, or give --arch in place of the checkpoint."
         )
@@ -131,10 +146,10 @@ def run_checkpoint(args) -> None:
 def methods_of(args, own: str) -> list[str]:
     """Return the methods of a sweep; `own` is that of the model."""
     from fairseq_lowrank.attention import PRESETS
-    from fairseq_lowrank.tools.fairseq import parameters
+    from fairseq_lowrank.parts import PLAIN
 
     if args.methods is None:
-        return list(dict.fromkeys([*parameters.shown(), own]))
+        return list(dict.fromkeys([PLAIN, own]))
     for name in args.methods if args.methods != ["all"] else ():
         if name not in PRESETS:
             remedy = f"Choose from {', '.join(PRESETS)}, or all.{did_you_mean(name, PRESETS)}"
@@ -143,7 +158,9 @@ def methods_of(args, own: str) -> list[str]:
 
 
 def run_transformers(args) -> None:
-    _output.refuse_with_transformers(args, dict.fromkeys(("vocab_size", "task", "sweep", "methods")), args.flags)
+    _output.refuse_with_transformers(
+        args, dict.fromkeys(("vocab_size", "task", "sweep", "fair_baseline", "methods")), args.flags
+    )
     from fairseq_lowrank.tools.transformers import pretrained
 
     data = {"folder": str(args.transformers)} | pretrained.count(pretrained.load(args.transformers, weights=False))
@@ -189,26 +206,16 @@ def as_text(data: dict) -> str:
     return "\n".join([text, "", "attention", _output.axes_table(data["axes"]), *meanings])
 
 
+def baselines_text(rows: list[dict]) -> str:
+    body = [
+        [f"{row['heads']} × {row['head_dim']}", f"{row['total']:,}", f"{row['cached']:,}", row["flags"]] for row in rows
+    ]
+    return _output.table(["heads", "total", "cached a token", "flags"], body)
+
+
 def sweep_text(rows: list[dict], quantity: str) -> str:
     values = list(dict.fromkeys(row[quantity] for row in rows))
     cells = {(row["attention_kind"], row[quantity]): f"{row['attention'] / 1e6:.2f}M" for row in rows}
     presets = dict.fromkeys(row["attention_kind"] for row in rows)
     body = [[preset, *(cells.get((preset, value), "refused") for value in values)] for preset in presets]
     return f"attention parameters by {quantity}\n" + _output.table(["", *map(str, values)], body)
-
-
-def complexity_text(rows: list[dict], heads: int, head_dim: int) -> str:
-    body = [
-        [
-            row["attention"],
-            row["growth"],
-            row["formula"],
-            *(f"{row[key]:,}" for key in ("parameters", "built", "over_sha")),
-        ]
-        for row in rows
-    ]
-    header = ["", "growth", "formula", f"n {heads}, d {head_dim}", "built layer", "over sha"]
-    return (
-        "one attention sublayer without its output projection (MHE poster; n heads of size d, width n·d)\n"
-        + _output.table(header, body)
-    )

@@ -2,14 +2,45 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
+CODE = "lowrank_transformer.py"
+AUTO_MAP = {
+    name: f"{Path(CODE).stem}.{kind}"
+    for name, kind in {
+        "AutoConfig": "LowrankConfig",
+        "AutoModelForSeq2SeqLM": "LowrankForSeq2SeqLM",
+        "AutoModelForCausalLM": "LowrankForCausalLM",
+    }.items()
+}
+"""The classes of the file of code in a folder, which ``trust_remote_code=True`` runs: it imports this package."""
+_TEXT = """from fairseq_lowrank.huggingface import exported
+
+LowrankConfig, LowrankTokenizer = exported.LowrankConfig, exported.LowrankTokenizer
+LowrankForSeq2SeqLM, LowrankForCausalLM = exported.LowrankForSeq2SeqLM, exported.LowrankForCausalLM
+"""
+
+
+def write_code(folder: Any) -> None:
+    """Write the file of code, if the folder exists."""
+    if Path(folder).is_dir():
+        Path(folder, CODE).write_text(_TEXT, encoding="utf-8")
+
+
+class NamedByFolders:
+    """A class that folders name in their file of code, so that saving need not copy its source."""
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = None) -> None:
+        """Do nothing: ``_auto_class`` stays None."""
+
 
 @strict
-class LowrankConfig(PreTrainedConfig):
+class LowrankConfig(NamedByFolders, PreTrainedConfig):
     """Sizes and choices of a transformer of fairseq, by the names of fairseq's flags.
 
     Args:
@@ -71,6 +102,12 @@ class LowrankConfig(PreTrainedConfig):
     bos_token_id: int | None = 0
     eos_token_id: int | list[int] | None = 2
     decoder_start_token_id: int | None = 2
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **options: Any) -> None:
+        """Save, with the file of code."""
+        self.auto_map = dict(AUTO_MAP)
+        super().save_pretrained(save_directory, *args, **options)
+        write_code(save_directory)
 
     @property
     def max_position_embeddings(self) -> int:

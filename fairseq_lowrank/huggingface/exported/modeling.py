@@ -26,7 +26,7 @@ from transformers.utils.generic import can_return_tuple, merge_with_config_defau
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from fairseq_lowrank.huggingface.exported.attention import ATTENTION, LowrankAttention, build_attention
-from fairseq_lowrank.huggingface.exported.configuration import LowrankConfig
+from fairseq_lowrank.huggingface.exported.configuration import LowrankConfig, NamedByFolders
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.ops.attention.mask import hides
 
@@ -130,7 +130,7 @@ class LowrankDecoderLayer(FeedForward, GradientCheckpointingLayer):
         return self.feed_forward(x)
 
 
-class LowrankPreTrainedModel(PreTrainedModel):
+class LowrankPreTrainedModel(NamedByFolders, PreTrainedModel):
     """What exported models share."""
 
     config: LowrankConfig

@@ -12,6 +12,7 @@ from typing import Any
 from transformers import PreTrainedTokenizer
 
 from fairseq_lowrank.files import LINE_BREAK
+from fairseq_lowrank.huggingface.exported.configuration import CODE, NamedByFolders, write_code
 from fairseq_lowrank.raw_text import MODEL, SETTINGS, RawText, TextSettings
 
 FILES = {
@@ -22,7 +23,7 @@ FILES = {
 }
 
 
-class LowrankTokenizer(PreTrainedTokenizer):
+class LowrankTokenizer(NamedByFolders, PreTrainedTokenizer):
     """A tokenizer by Moses's rules and subwords, with one vocabulary for the source and one for the target.
 
     Texts of the source are encoded, and those of the target with ``text_target=``. Ids are decoded by the vocabulary of the
@@ -38,6 +39,7 @@ class LowrankTokenizer(PreTrainedTokenizer):
     """
 
     vocab_files_names = FILES
+    _auto_map = {"AutoTokenizer": [f"{Path(CODE).stem}.LowrankTokenizer", None]}  # noqa: RUF012
     model_input_names = ["input_ids", "attention_mask"]  # noqa: RUF012
 
     def __init__(
@@ -123,6 +125,7 @@ class LowrankTokenizer(PreTrainedTokenizer):
         return self.convert_tokens_to_string(self.convert_ids_to_tokens(kept))
 
     def save_vocabulary(self, save_directory: str, filename_prefix: str | None = None) -> tuple[str, ...]:
+        write_code(save_directory)
         saved = []
         for kind, path in self.paths.items():
             if path is not None:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
 from argparse import Namespace
 from collections.abc import Callable, Collection, Sequence
 from copy import copy
-from functools import cache
-from importlib import resources
 from typing import Any
 
 import torch
 from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
 from torch import nn
 
-from fairseq_lowrank.attention import AXES, PRESETS, AttentionSpec, build_attention
+from fairseq_lowrank.attention import AXES, PRESETS, AttentionSpec
 from fairseq_lowrank.messages import FlagError
-from fairseq_lowrank.parts import METHODS, MODULE_AXES, PLAIN, evaluate
+from fairseq_lowrank.parts import METHODS, MODULE_AXES, PLAIN
 from fairseq_lowrank.plugin.architectures import LARGE, default_arguments, on_meta
 from fairseq_lowrank.progress import Progress
 from fairseq_lowrank.tasks.span_head import add_span_head
@@ -37,22 +34,6 @@ SWEEPS = {
     "layers": (2, 4, 6, 8, 12, 16, 24),
     "head-dim": (16, 32, 64, 128, 256, 512),
 }
-
-
-@cache
-def poster() -> dict:
-    """Return what the MHE poster says of methods.
-
-    Returns:
-        - ``complexity``: by method, growth with the number of heads n, and parameters of the projections in n and the head size d.
-        - ``sweep``: the methods in figures of sweeps.
-    """
-    return json.loads(resources.files(__package__).joinpath("poster.json").read_text(encoding="utf-8"))
-
-
-def shown() -> list[str]:
-    """Return the methods of a sweep, unless others are chosen."""
-    return poster()["sweep"]
 
 
 def count(model: nn.Module) -> dict:
@@ -240,26 +221,43 @@ def head_sizes(args: Namespace) -> tuple[int, int]:
     return heads, getattr(args, "head_dim", None) or width // heads
 
 
-def complexity(heads: int, head_dim: int) -> list[dict]:
-    """Return the poster's complexity table for one attention sublayer, with its formulas and counts of built layers."""
-    sizes, rows = {"n": heads, "d": head_dim}, []
-    for preset, growth, formula in ((name, *said) for name, said in poster()["complexity"].items()):
-        with torch.device("meta"):
-            layer = build_attention(preset, heads * head_dim, heads, self_attention=True, bias=False)
-        built = sum(parameter.numel() for parameter in layer.parameters()) - layer.out_proj.weight.numel()
-        rows.append(
-            {
-                "attention": preset,
-                "growth": growth,
-                "formula": formula.replace("·", ""),
-                "parameters": evaluate(formula, sizes),
-                "built": built,
-            }
-        )
-    rows.sort(key=lambda row: row["parameters"])
-    for row in rows:
-        row["over_sha"] = row["parameters"] - rows[0]["parameters"]
-    return rows
+def fair_baselines(architecture: str, vocab_size: int, flags: Sequence[str], *, task: str | None = None) -> list[dict]:
+    """Return sizes of plain attention with as many parameters as a model, and if they differ, with as large a cache too.
+
+    Plain attention keeps the number of heads. Its head size is that of the model, or smaller if the model's attention has fewer
+    parameters. With an equal cache it is what is cached for a token divided by 2·h. The feed-forward size of each stack makes up for
+    the difference Δ of its attention: f + Δ / (2·d + 1) for each layer, rounded.
+
+    Returns:
+        For each baseline `flags`, `heads`, `head_dim`, `total`, and `cached`, the numbers for a token and layer.
+
+    Raises:
+        UserError: plain attention does not work with the sizes.
+    """
+    args = parse_architecture(architecture, flags, task=task)
+    model = build_model(args, vocab_size)
+    numbers = [
+        getattr(layer.module, "cached_numbers", None) for layer in attention_layers(model) if layer.site != "cross"
+    ]
+    cached, base, found = [number for number in numbers if number][-1], plain(args), []
+    heads, head_dim = head_sizes(base)
+    own, all_of_plain = count(model)["attention"], count(build_model(base, vocab_size))["attention"]
+    for size in dict.fromkeys((min(head_dim, head_dim * own // all_of_plain), max(1, round(cached / heads / 2)))):
+        one = copy(base)
+        if size != head_dim:
+            one.head_dim = size
+        added = {"--head-dim": size} if getattr(one, "head_dim", None) else {}
+        ours, others = (count(built)["sites"] for built in (model, build_model(one, vocab_size)))
+        for stack, depth, width, _ in stacks(args):
+            sites = ("decoder", "cross") if stack == "decoder" else ("encoder",)
+            more = sum(ours.get(site, 0) - others.get(site, 0) for site in sites)
+            wide = max(1, round(getattr(args, f"{stack}_ffn_embed_dim") + more / (2 * width + 1) / depth))
+            setattr(one, f"{stack}_ffn_embed_dim", wide)
+            added[f"--{stack}-ffn-embed-dim"] = wide
+        words = " ".join(["--attention mha", *(f"{name} {value}" for name, value in added.items())])
+        total = count(build_model(one, vocab_size))["total"]
+        found.append({"flags": words, "heads": heads, "head_dim": size, "total": total, "cached": 2 * heads * size})
+    return found
 
 
 def sweep(
@@ -268,7 +266,7 @@ def sweep(
     quantity: str,
     flags: Sequence[str] = (),
     *,
-    methods: Sequence[str] | None = None,
+    methods: Sequence[str],
     task: str | None = None,
 ) -> list[dict]:
     """Count the parameters of methods over a range of sizes; the attention in `flags` is replaced.
@@ -280,7 +278,6 @@ def sweep(
         A row for each method and size; a size that a preset refuses has no row.
     """
     base = parse_architecture(architecture, flags, task=task)
-    methods = shown() if methods is None else methods
     _, head_dim = head_sizes(base)
     names = [stack for stack, *_ in stacks(base)]
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import shlex
 import subprocess
@@ -318,11 +319,18 @@ def test_command_writes_a_folder_that_needs_no_fairseq(checkpoint, tmp_path, cap
     settings = json.loads((out / "generation_config.json").read_text())
     assert (settings["num_beams"], settings["length_penalty"], settings["max_length"]) == (5, 1.0, 10)
     assert {"config.json", "model.safetensors", "vocab.json", "target_vocab.json"} <= {p.name for p in out.iterdir()}
-    done = subprocess.run([sys.executable, "-c", WITHOUT_FAIRSEQ, out], capture_output=True, text=True)
+    trusting = WITHOUT_FAIRSEQ.replace("import fairseq_lowrank.huggingface\n", "")
+    trusting = trusting.replace("(sys.argv[1])", "(sys.argv[1], trust_remote_code=True)")
+    trusting += "for one in (model, tokenizer):\n    one.save_pretrained(sys.argv[1] + '-again')\n"
+    home = os.environ | {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    runs = (WITHOUT_FAIRSEQ, out), (trusting, out), (trusting, f"{out}-again")
+    runs = [subprocess.run([sys.executable, "-c", *words], capture_output=True, text=True, env=home) for words in runs]
     before = FairseqModel(path, max_len_b=8)
     _, sentences = before.lines(text, 2)
     expected = [before.text.decode(before.target.string(best.tokens)) for best in before.search(sentences)]
-    assert done.stdout.splitlines()[-1:] == [str(expected)], done.stderr
+    for done in runs:
+        assert done.stdout.splitlines()[-1:] == [str(expected)], done.stderr
+    assert sorted(path.suffix for path in Path(f"{out}-again").iterdir()).count(".py") == 1
 
 
 @pytest.mark.parametrize("preset", ["mha", "mixhead-b", "gated"])

@@ -191,13 +191,27 @@ def test_the_output_matrix_and_what_leads_to_the_width_are_of_embeddings():
     assert whole["embeddings"] - low["embeddings"] == 512 * 1000 - 4 * (512 + 1000) and whole["other"] == low["other"]
 
 
-def test_the_posters_formulas_are_the_parameters_of_built_layers():
-    for heads, head_dim in ((8, 64), (12, 64), (4, 128)):
-        rows = parameters.complexity(heads, head_dim)
-        assert [row["parameters"] for row in rows] == [row["built"] for row in rows]
-        over = {row["attention"]: row["over_sha"] for row in rows}
-        assert over["mha"] == (3 * heads**2 - 3 * heads) * head_dim**2
-        assert over["mhe-mul"] == 3 * heads * head_dim
+@pytest.mark.parametrize(
+    ("flags", "sizes"),
+    [
+        ("--attention mhe-mul", [56, 32]),
+        ("--attention gqa --key-value-heads 2", [96, 64]),
+        ("--attention mixhead-b", [128]),
+        ("--attention fixedhead --head-dim 256", [128, 256]),
+        ("--attention-sites encoder --attention mixhead-a", [128]),
+    ],
+)
+def test_fair_baselines_have_equal_parameters_or_cache(flags, sizes):
+    model = build_model(arguments("transformer_iwslt_de_en", flags.split()), 1000)
+    found = parameters.fair_baselines("transformer_iwslt_de_en", 1000, flags.split())
+    assert [row["head_dim"] for row in found] == sizes
+    for row in found:
+        built = build_model(arguments("transformer_iwslt_de_en", row["flags"].split()), 1000)
+        total = parameters.count(built)["total"]
+        assert total == row["total"] and total == pytest.approx(parameters.count(model)["total"], abs=12 * 513)
+        assert all(layer.module.cached_numbers == row["cached"] for layer in attention_layers(built))
+    ours = {layer.module.cached_numbers for layer in attention_layers(model) if hasattr(layer.module, "cached_numbers")}
+    assert found[-1]["cached"] in ours
 
 
 @pytest.mark.parametrize(
@@ -294,7 +308,7 @@ def test_a_sweep_shows_the_methods_that_were_asked_for(monkeypatch, capsys):
     monkeypatch.setattr(parameters, "SWEEPS", {"layers": (2,)})
     words = ["params", "--arch", "lowrank_transformer_lm", "--vocab-size", "100", "--sweep", "layers", "--json"]
     for methods, shown in (
-        ([], [*parameters.shown(), "xsa"]),
+        ([], ["mha", "xsa"]),
         (["--methods", "mla", "mha"], ["mla", "mha"]),
     ):
         assert cli.main([*words, *methods, "--attention", "xsa"]) == 0
