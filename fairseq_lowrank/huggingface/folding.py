@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from fairseq_lowrank.huggingface.added import SLOT, parts_of
 from fairseq_lowrank.huggingface.apply import carry_out, planned
 from fairseq_lowrank.huggingface.models import attention_modules, head_sizes, model_of_transformers
-from fairseq_lowrank.huggingface.sites import passes
+from fairseq_lowrank.huggingface.sites import caps_scores
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.parts import AXES, PLAIN, Mixing
 from fairseq_lowrank.parts.stages import declared
@@ -64,7 +64,7 @@ def _changes(model: nn.Module, name: str, module: nn.Module, axis: str, part: An
     diagonal, shared = torch.equal(matrix, matrix.diag().diag()), sizes.key_value_heads == 1
     if not diagonal and (axis == "score_mixing" or not shared):
         raise _refused(module, f"{axis} {part.name!r} mixes heads that have separate values")
-    if axis == "score_mixing" and (hasattr(module, "q_norm") or passes(module, "softcap")):
+    if axis == "score_mixing" and (hasattr(module, "q_norm") or caps_scores(module)):
         raise _refused(module, "its queries are normalised, or its scores capped, after they are projected")
     projection = _projection(model, name, _OUTPUTS if axis == "mixing" else _QUERIES)
     if projection is None:

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from fairseq_lowrank.attention import AttentionConfig, AttentionSpec
-from fairseq_lowrank.huggingface.sites import SITES, callers_of, names_used, site_of
+from fairseq_lowrank.huggingface.sites import SITES, names_used, site_of
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.parts import LayerPart
 
@@ -41,10 +41,9 @@ def attention_modules(model: nn.Module) -> list[tuple[nn.Module, str, int]]:
     """Return the modules whose attention can be chosen, each with its site and its index within the site."""
     counts = dict.fromkeys(SITES, 0)
     found = []
-    callers = callers_of(model)
-    for module in model.modules():
+    for name, module in model.named_modules():
         if calls_the_interface(type(module)) and query_sizes(module):
-            site = site_of(module, callers)
+            site = site_of(model, name)
             found.append((module, site, counts[site]))
             counts[site] += 1
     return found

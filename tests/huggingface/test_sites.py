@@ -22,6 +22,7 @@ KNOWN = {
     "CLIPModel": {"text_model": "decoder", "vision_model": "encoder"},
     "EfficientLoFTRModel": {"self_attention": "encoder", "cross_attention": "cross"},
     "Gemma3Model": {"vision_tower": "encoder", "language_model": "decoder"},
+    "Idefics2Model": {"resampler": "cross", "vision_model": "encoder", "text_model": "decoder"},
     "IdeficsModel": {"gated_cross_attn": "cross", "vision_model": "encoder", r"^layers": "decoder"},
     "InstructBlipModel": {r"qformer.*\.attention\.": "encoder", "crossattention": "cross"},
     "LightGlueForKeypointMatching": {"self_attention": "encoder", "cross_attention": "cross"},
@@ -32,6 +33,7 @@ KNOWN = {
     "Sam2VideoModel": {r"memory_attention.*cross_attn_image": "cross", r"memory_attention.*self_attn": "encoder"},
     "SegformerModel": {"attention": "encoder"},
     "T5Model": {r"encoder.*SelfAttention": "encoder", r"decoder.*SelfAttention": "decoder", "EncDec": "cross"},
+    "VideoPrismClipModel": {r"video_model\.head": "cross"},
     "XCLIPModel": {"text_model": "decoder", "cross_attn": "cross", "mit": "encoder"},
 }
 
