@@ -14,14 +14,12 @@ import shutil
 import stat
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from multiprocessing import Pool
 from pathlib import Path
 from typing import Any
 
 from fairseq_lowrank.messages import FULL_DISK, UserError, escape_control
-from fairseq_lowrank.progress import tracked
 
 
 def say(message: str) -> None:
@@ -242,15 +240,3 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
     """Write lines as a whole file; line breaks within them become blanks."""
     with whole_file(path) as file:
         file.writelines(f"{line}\n" for line in replace_line_breaks(lines, path))
-
-
-def map_lines(function: Callable[[str], str], source: Path, target: Path, workers: int = 1) -> None:
-    """Write `function(line)` for each line of `source`, with several processes if `workers` > 1."""
-    total = sum(1 for _ in read_lines(source)) if source.is_file() else None  # a pipe cannot be read twice
-    about = (f"making {target.name}", "lines", total)
-    lines = replace_line_breaks(read_lines(source), target)
-    if workers == 1:
-        write_lines(target, tracked(map(function, lines), *about))
-    else:
-        with Pool(workers) as pool:
-            write_lines(target, tracked(pool.imap(function, lines, chunksize=2000), *about))

@@ -5,6 +5,7 @@ from threading import Thread
 
 import pytest
 
+from experiments.corpora.text import map_lines
 from fairseq_lowrank import cli, files, progress
 from fairseq_lowrank.progress import Progress, tracked
 
@@ -141,7 +142,7 @@ def test_lines_of_a_text_are_counted(workers, clock, capsys, tmp_path, monkeypat
     source.write_text("a\nb\nc\n")
     updates = []
     monkeypatch.setattr(Progress, "update", lambda step, count=1: updates.append(step.total))
-    files.map_lines(str.upper, source, target, workers)
+    map_lines(str.upper, source, target, workers)
     assert target.read_text() == "A\nB\nC\n" and updates == [3, 3, 3]
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
 import torch
+from torch import Tensor
 
 from experiments.bert.squad import evaluate
 from experiments.bert.task_scores import measure
@@ -16,7 +17,7 @@ from fairseq_lowrank.files import read_json
 from fairseq_lowrank.messages import FlagError, UserError
 from fairseq_lowrank.progress import tracked
 from fairseq_lowrank.tasks.question_answering import QuestionDataset, span_scores
-from fairseq_lowrank.tasks.spans import SubwordOffsets, best_span, has_most_context
+from fairseq_lowrank.tasks.spans import SubwordOffsets
 from fairseq_lowrank.tools.fairseq.checkpoints import configuration, load_model, load_state
 
 
@@ -203,3 +204,40 @@ def predict_answers(model, task, split: str, about: dict, max_tokens: int) -> Pr
     measures = evaluate(predictions, answers, unanswerable=about["unanswerable"])
     files = {f"{split}.json": json.dumps(predictions, ensure_ascii=False, indent=1) + "\n"}
     return Predictions(about["name"], files, measures, measures["f1"])
+
+
+def has_most_context(spans: Sequence[tuple[int, int]]) -> list[list[bool]]:
+    """Return for each subword of each window True if no other window gives the subword more context.
+
+    The context is the smaller of the numbers of subwords before and after it, plus a hundredth of the window's length, as in
+    BERT's code.
+    """
+
+    def context(span: tuple[int, int], piece: int) -> float:
+        return min(piece - span[0], span[1] - 1 - piece) + 0.01 * (span[1] - span[0])
+
+    best: dict[int, tuple[float, int]] = {}
+    for number, span in enumerate(spans):
+        for piece in range(*span):
+            score = context(span, piece)
+            if piece not in best or score > best[piece][0]:
+                best[piece] = score, number
+    return [[best[piece][1] == number for piece in range(*span)] for number, span in enumerate(spans)]
+
+
+def best_span(start: Tensor, end: Tensor, begins: Tensor, longest: int) -> tuple[float, int, int] | None:
+    """Return score, first and last subword of the span with the highest start + end score; None if no span is allowed.
+
+    Args:
+        start, end: scores of each subword, [T].
+        begins: True for subwords at which a span may begin, [T].
+        longest: the greatest number of subwords of a span.
+    """
+    if not begins.any():
+        return None
+    size = len(start)
+    scores = start[:, None] + end[None, :]
+    allowed = torch.ones(size, size, dtype=torch.bool, device=start.device).triu().tril(longest - 1) & begins[:, None]
+    place = int(scores.masked_fill(~allowed, float("-inf")).argmax())
+    first, last = divmod(place, size)
+    return float(scores[first, last]), first, last

@@ -183,6 +183,7 @@ def plot(lines: list[dict]):
     Bars go from the least to the greatest seed. The left panel has the methods of three and more numbers of heads, and the
     published curve.
     """
+    from experiments.class_styles import class_style
     from fairseq_lowrank.tools import pictures
 
     values = _by_row(lines)
@@ -209,7 +210,7 @@ def plot(lines: list[dict]):
     )
     for place, name in enumerate(compared):
         (mean,), spread = _spread([values[name, 8]])
-        style = pictures.class_style(kind_of(name)) | {"linestyle": ""}
+        style = class_style(kind_of(name)) | {"linestyle": ""}
         right.errorbar(mean, place, xerr=spread, ms=6, capsize=2, **style)
         at = (max(values[name, 8]), place)
         right.annotate(f"{mean:.3f}", at, xytext=(7, 0), textcoords="offset points", va="center", fontsize=8)
@@ -217,7 +218,7 @@ def plot(lines: list[dict]):
     right.invert_yaxis()
     right.set(xlabel=f"{METRIC} (less is better)", xlim=(0, 1.08), title="8 heads, all methods")
     for kind in dict.fromkeys(map(kind_of, compared)):
-        right.plot([], [], label=CLASSES[kind], **pictures.class_style(kind) | {"linestyle": ""})
+        right.plot([], [], label=CLASSES[kind], **class_style(kind) | {"linestyle": ""})
     if compared:
         pictures.add_legend(right, loc="center", fontsize=8)
     return figure

@@ -17,7 +17,8 @@ from pathlib import Path
 from experiments.corpora.fetch import make
 from experiments.corpora.pieces import load_cutter_and_dictionary
 from experiments.corpora.steps import check_settings, preprocess
-from fairseq_lowrank.files import map_lines, whole_folder, write_lines
+from experiments.corpora.text import map_lines
+from fairseq_lowrank.files import whole_folder, write_lines
 from fairseq_lowrank.messages import UserError
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from experiments.corpora.corpus import Argument, positive
 from experiments.corpora.fetch import SETTINGS, check_source, make, source_of
-from experiments.corpora.text import BytePieces, join_lines
-from fairseq_lowrank.files import map_lines, read_lines, whole_file, whole_folder, write_lines
+from experiments.corpora.text import BytePieces, join_lines, map_lines
+from fairseq_lowrank.files import read_lines, whole_file, whole_folder, write_lines
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.raw_text import MosesTokenizer, TextSettings
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from multiprocessing import Pool
 from pathlib import Path
 from typing import ClassVar
 
-from fairseq_lowrank.files import read_lines, whole_file
+from fairseq_lowrank.files import read_lines, replace_line_breaks, whole_file, write_lines
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.progress import tracked
 from fairseq_lowrank.raw_text import MergedSubwords
 
 
@@ -103,3 +105,15 @@ def join_lines(lines: Iterable[str], count: int) -> Iterator[str]:
     lines = iter(lines)
     for line in lines:
         yield " ".join([line, *(following for _, following in zip(range(count - 1), lines, strict=False))])
+
+
+def map_lines(function: Callable[[str], str], source: Path, target: Path, workers: int = 1) -> None:
+    """Write `function(line)` for each line of `source`, with several processes if `workers` > 1."""
+    total = sum(1 for _ in read_lines(source)) if source.is_file() else None  # a pipe cannot be read twice
+    about = (f"making {target.name}", "lines", total)
+    lines = replace_line_breaks(read_lines(source), target)
+    if workers == 1:
+        write_lines(target, tracked(map(function, lines), *about))
+    else:
+        with Pool(workers) as pool:
+            write_lines(target, tracked(pool.imap(function, lines, chunksize=2000), *about))

@@ -16,6 +16,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from experiments.class_styles import class_style
 from experiments.controlled.runs import geometric_mean
 from fairseq_lowrank.tools import pictures
 
@@ -109,13 +110,11 @@ def figure() -> Figure:
     left.legend(loc="lower left", fontsize=8, title="errors below 1e-5 at 1e-5", title_fontsize=8)
     found = recorded()
     for place, (row, (_, kind)) in enumerate(ROWS.items()):
-        right.barh(place, found[row], color=pictures.class_style(kind)["color"])
+        right.barh(place, found[row], color=class_style(kind)["color"])
         right.annotate(f" {found[row]:.3f}", (found[row], place), va="center", fontsize=8)
     right.set_yticks(range(len(ROWS)), [label for label, _ in ROWS.values()])
     right.invert_yaxis()
     right.set(xlabel="squared error (less is better)", xlim=(0, 1), title="8 heads of 4, task of rank 32")
-    handles = [
-        right.barh(0, 0, color=pictures.class_style(kind)["color"], label=label) for kind, label in CLASSES.items()
-    ]
+    handles = [right.barh(0, 0, color=class_style(kind)["color"], label=label) for kind, label in CLASSES.items()]
     right.legend(handles=handles, loc="lower right", fontsize=8)
     return drawn

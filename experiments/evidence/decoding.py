@@ -24,7 +24,7 @@ from fairseq_lowrank.files import read_lines
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.progress import tracked
 from fairseq_lowrank.records.results import append_measurement
-from fairseq_lowrank.records.scores import bleu, read_hypotheses
+from fairseq_lowrank.records.scores import bleu, read_run
 from fairseq_lowrank.tools.fairseq.checkpoints import configuration, load_state
 
 CONTROLS = Path(__file__).parents[2] / "examples" / "evidence" / "controls"
@@ -68,7 +68,7 @@ def score(state: dict, data: Path, corpus: str, generate: list[str]) -> dict:
         words = ["fairseq-generate", str(data / "bin"), "--user-dir", str(CONTROLS), "--gen-subset", "test"]
         words += ["--path", str(checkpoint), *(["--remove-bpe", pieces] if pieces else [])]
         Commands()([*words, "--max-tokens", "4096", *generate], output)
-        hypotheses = read_hypotheses(output)
+        hypotheses = read_run(output).hypotheses
     raw = data / "raw" / f"test.{target}"
     references = list(read_lines(data / "tok" / f"test.{target}"))
     return bleu(hypotheses, references, list(read_lines(raw)) if raw.exists() else None, target)

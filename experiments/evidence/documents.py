@@ -18,9 +18,10 @@ from statistics import fmean
 from typing import NamedTuple
 
 from experiments.engine import finished
+from experiments.equivalence import equivalence_p
 from experiments.evidence import confidence
 from experiments.evidence.lines import RESULTS, differences, values
-from fairseq_lowrank.records.statistics import equivalence_p, student
+from fairseq_lowrank.records.statistics import student
 
 FILE = RESULTS / "evidence-documents.jsonl"
 TIMES = RESULTS.parent / "benchmarks" / "results" / "documents.json"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from experiments.class_styles import class_style
 from fairseq_lowrank.records.statistics import student
 from fairseq_lowrank.tools import pictures
 
@@ -83,14 +84,14 @@ def figure() -> Figure:
     for axes, (heads, row) in zip(plots, found.items(), strict=True):
         for label, values in row.items():
             mean, low, high = _interval(values)
-            place, style = labels.index(label), pictures.class_style("OV" if label.startswith("mixhead") else "equal")
+            place, style = labels.index(label), class_style("OV" if label.startswith("mixhead") else "equal")
             axes.plot([low, high], [place, place], color=style["color"], linestyle=style["linestyle"], linewidth=2)
             axes.plot(mean, place, style["marker"], color=style["color"], markersize=7)
         axes.axvline(0, color="0.6", linewidth=0.8)
         axes.set_yticks(range(len(labels)), labels if heads == 4 else [])
         axes.set(ylim=(len(labels) - 0.5, -0.5), xlim=(-0.02, 0.47), title=f"{heads} heads of {128 // heads}")
     for kind, label in (("OV", "mixing after the softmax"), ("equal", "control")):
-        plots[1].plot([], [], label=label, **pictures.class_style(kind))
+        plots[1].plot([], [], label=label, **class_style(kind))
     drawn.supxlabel(
         "lead over mha on the training loss, bits per token (more is better): mean and 95 % t interval", fontsize=9
     )

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
+from experiments.class_styles import class_style
 from experiments.evidence import leads
 from fairseq_lowrank.records.logs import progress
 from fairseq_lowrank.records.statistics import holm, student
@@ -147,9 +148,9 @@ def figure() -> Figure:
     """Return a figure of the loss of each training against its updates, a line for each row and seed."""
     drawn, (axes,) = pictures.grid(1, width=6.4, height=3.8)
     rows = {
-        "h4-mha": ("4 heads of 32", pictures.class_style(None)),
-        "h32-mha": ("32 heads of 4", pictures.class_style("OV") | {"linestyle": "--", "marker": "s"}),
-        "h32-score-mixing": ("32 heads of 4, mixing before the softmax", pictures.class_style("QK")),
+        "h4-mha": ("4 heads of 32", class_style(None)),
+        "h32-mha": ("32 heads of 4", class_style("OV") | {"linestyle": "--", "marker": "s"}),
+        "h32-score-mixing": ("32 heads of 4, mixing before the softmax", class_style("QK")),
     }
     for row, (label, style) in rows.items():
         for seed in (1, 2, 3):

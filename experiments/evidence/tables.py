@@ -20,13 +20,14 @@ from statistics import fmean, median
 
 from experiments.controlled import regression
 from experiments.controlled.runs import geometric_mean
+from experiments.equivalence import equivalence_p
 from experiments.evidence import documents, measure, pages, predictions, published_models, slowdown
 from experiments.evidence.lines import PLANNED, RESULTS, ROOT, differences, lines, values
 from experiments.papers import comparison, complexity
 from experiments.papers.tables import as_markdown
 from experiments.papers.values import load_papers
 from fairseq_lowrank.records import contrasts
-from fairseq_lowrank.records.statistics import equivalence_p, holm, student
+from fairseq_lowrank.records.statistics import holm, student
 
 LOSSES = {"training loss": "fit", "validation": "valid", "test": "test"}
 METHODS = r"mixhead-[ab]|gain|common-mode|column-sums|small-start|gated-head|score-mixing|score-gain|fixedhead|headmix|mhe-mul|sha|qk\d+|ffn\d+|mha"

@@ -350,16 +350,17 @@ class RecipeEngine(Engine[Run]):
 
         Each seed has a folder: that of another seed than 1 is `name`-seedN. Return 0, or the exit status of a command that failed.
 
-        Words with `--` in front are options of `fairseq-lowrank inspect --spectrum`. A row that has its line but no checkpoint here, as
-        in a clone of the repository, is trained for it.
+        With the word `--random-mixing`, they are those of `python -m experiments random-mixing`. A row that has its line but no
+        checkpoint here, as in a clone of the repository, is trained for it.
         """
-        given = [word for word in rows if word.startswith("--")]
-        rows = [word for word in rows if not word.startswith("--")]
+        command = "fairseq-lowrank inspect --spectrum"
+        if "--random-mixing" in rows:
+            command, rows = "python -m experiments random-mixing", [row for row in rows if row != "--random-mixing"]
         for row in rows:
             if row not in self.recipe.rows:
                 raise UserError(f"no row '{row}' here. Choose from {' '.join(self.recipe.rows)}.")
         output = self.settings.output or self.results.parent
-        options = ["--labels", *rows, "--subset", "test", "--sequences", str(self.settings.sequences), *given]
+        options = ["--labels", *rows, "--subset", "test", "--sequences", str(self.settings.sequences)]
         for settings in self.of_each_seed():
             runs = [self.recipe.run(self.recipe.rows[row], settings) for row in rows]
             for run in runs if not self.settings.dry_run else ():
@@ -367,8 +368,7 @@ class RecipeEngine(Engine[Run]):
                     self.train_only(run)
             self.refuse_busy(runs)
             folder = f"{output}/{name}" + ("" if settings.seed == 1 else f"-seed{settings.seed}")
-            words = ["--spectrum", *(str(run.best) for run in runs), *options, "--output", folder]
-            if code := self.tool("fairseq-lowrank inspect", *words):
+            if code := self.tool(command, *(str(run.best) for run in runs), *options, "--output", folder):
                 return code
         return 0
 
@@ -388,8 +388,8 @@ class RecipeEngine(Engine[Run]):
         from fairseq_lowrank import cli
 
         self.import_plugin()
-        main = cli.main if command.startswith("fairseq-lowrank") else experiments.main
-        return main([command.split()[-1], *words])
+        program, *rest = command.removeprefix("python -m ").split()
+        return (cli.main if program == "fairseq-lowrank" else experiments.main)([*rest, *words])
 
 
 def pretraining(run: Run) -> dict:

@@ -11,8 +11,8 @@ from experiments.recipes.settings import Settings
 from experiments.recipes.training import Execute
 from fairseq_lowrank.files import read_lines, write_lines
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.records.logs import read_validation
-from fairseq_lowrank.records.scores import bleu, read_hypotheses, read_perplexity, read_references
+from fairseq_lowrank.records.logs import START, progress
+from fairseq_lowrank.records.scores import bleu, read_perplexity, read_run
 
 EACH_BATCH = ("--log-format", "simple", "--log-interval", "1")
 """Flags of fairseq for a line of its log after each batch, which tells how far it is."""
@@ -46,11 +46,11 @@ def score_translation(run: Run, settings: Settings, execute: Execute) -> dict:
     found = {}
     for split in splits:
         output = run.folder / f"generate-{split}.out"
-        hypotheses = read_hypotheses(output)
+        hypotheses = read_run(output).hypotheses
         write_lines(output.with_suffix(".txt"), hypotheses)
         text = run.data / "tok" / f"{split}.{target}"
         # binarised data of others has no text
-        references = list(read_lines(text)) if text.exists() else read_references(output)
+        references = list(read_lines(text)) if text.exists() else read_run(output).references
         # If the corpus has the publisher's references, sacrebleu gets detokenised text.
         raw = run.data / "raw" / f"test.{target}"
         raw = list(read_lines(raw)) if split == "test" and raw.exists() else None
@@ -179,3 +179,21 @@ def parameters(checkpoint: Path, data: Path) -> dict[str, int]:
 
     counts = count(load_model(checkpoint, data=data)[0])
     return {"parameters": counts["total"], "attention_parameters": counts["attention_without_biases"]}
+
+
+def read_validation(path: Path) -> dict:
+    """Read the scores of the test set in a fairseq-validate log.
+
+    Raises:
+        UserError: the log has no perplexity.
+    """
+    fields: dict[str, str] = {}
+    for line in read_lines(path, errors="replace"):
+        if START in line:  # another run
+            fields = {}
+        elif (found := progress(line)) and found[0] == "test":
+            fields = found[1]
+    if "ppl" not in fields:
+        raise UserError(f"{path} has no perplexity. Give the log of fairseq-validate.")
+    accuracy = {"next_sentence_accuracy": float(fields["nsp_accuracy"])} if "nsp_accuracy" in fields else {}
+    return {"metric": "perplexity", "value": float(fields["ppl"]), **accuracy}

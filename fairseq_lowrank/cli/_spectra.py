@@ -1,11 +1,11 @@
 """The singular values of attention matrices on data: `fairseq-lowrank inspect --spectrum`."""
 
-import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from fairseq_lowrank.cli import _data, _output
-from fairseq_lowrank.messages import FlagError, UserError
+from fairseq_lowrank.messages import FlagError
 
 COLUMNS = {
     "effective_rank": "effective rank",
@@ -14,18 +14,13 @@ COLUMNS = {
     "mass_in_head_dim": "mass in d_k",
 }
 
-BOUND_COLUMNS = {
-    "pattern_rank": "rank A",
-    "others_rank": "rank B",
-    "c": "c",
-    "d": "d",
-    "bound": "bound",
-    "mixed_rank": "mixed rank",
-}
 
+def view(args, read: Callable[[Path, str, Any], dict[str, dict]] | None = None) -> _output.View:
+    """Return the spectra of the models that the arguments name.
 
-def view(args) -> _output.View:
-    """Return the spectra of the models that the arguments name."""
+    Args:
+        read: returns the spectra of a model by their labels; by default :func:`of_fairseq` or :func:`of_transformers`.
+    """
     from fairseq_lowrank.tools import spectrum
 
     paths = args.checkpoints or [args.transformers]
@@ -33,17 +28,13 @@ def view(args) -> _output.View:
     if len(labels) != len(paths):
         reason = f"{len(labels)} names for {len(paths)} checkpoints"
         raise FlagError("--labels", " ".join(labels), reason, "Give one for each.")
-    read = of_transformers if args.transformers else of_fairseq
+    read = read or (of_transformers if args.transformers else of_fairseq)
     results = [
         {"checkpoint": str(path), "label": name, "sequence_seed": args.seed} | found
         for path, label in zip(paths, labels, strict=True)
         for name, found in read(path, label, args).items()
     ]
     _data.name_other_sequences(results, "sequences")
-    if args.random_mixing and len(results) == len(labels):
-        raise UserError(
-            "--random-mixing: no checkpoint has one M for all queries, as --attention mixhead-a has. Remove the flag."
-        )
 
     def draw() -> dict:
         figures = {}
@@ -56,8 +47,18 @@ def view(args) -> _output.View:
     return _output.View("spectrum", results, flat(results), as_text(results), draw)
 
 
-def of_fairseq(path: Path, label: str, args) -> dict[str, dict]:
-    """Return the spectra of a checkpoint by its label, and with `--random-mixing` those of its controls by theirs."""
+def no_others(layer: Any, weights: Any) -> dict[str, Any]:
+    return {}
+
+
+def of_fairseq(
+    path: Path, label: str, args, others: Callable[[Any, Any], dict[str, Any]] = no_others
+) -> dict[str, dict]:
+    """Return the spectra of a checkpoint by its label.
+
+    Args:
+        others: returns further matrices of a layer, by the names that follow the label.
+    """
     import torch
 
     from fairseq_lowrank.progress import tracked
@@ -67,27 +68,16 @@ def of_fairseq(path: Path, label: str, args) -> dict[str, dict]:
     model, task = checkpoints.load_model(path, data=args.data, tokens_per_sample=args.length)
     state = checkpoints.load_state(path)
     spectra = {label: spectrum.Spectra()}
-    generator, tokens, sources = torch.Generator().manual_seed(args.seed), 0, 0
+    tokens, sources = 0, 0
 
     def receive(layer, weights) -> None:
-        found = {label: weights}
-        bound = None
-        if args.rank_bound:
-            patterns, matrix = unmixed.get(layer.name, (weights, None))
-            if matrix is not None and matrix.dim() == 4:  # the batch has one sequence
-                matrix = matrix[0]
-            bound = spectrum.rank_bound(patterns[:, 0], matrix)
-        if args.random_mixing and (matrix := checkpoints.static_mixing(layer.module)) is not None:
-            others = spectrum.controls(weights, matrix, generator)
-            found |= {f"{label}, {name}": other for name, other in others.items()}
+        found = {label: weights} | {f"{label}, {name}": other for name, other in others(layer, weights).items()}
         for name, heads in found.items():
             place = spectra.setdefault(name, spectrum.Spectra())
-            place.add(layer.site, layer.layer, layer.module.head_dim, heads, bound if name == label else None)
+            place.add(layer.site, layer.layer, layer.module.head_dim, heads)
 
     chosen = _data.sequences(args, model, task)
-    before: Any = spectrum.before_mixing(model) if args.rank_bound else contextlib.nullcontext({})
-    # the hooks of `before` run first, because they are registered first
-    with torch.no_grad(), before as unmixed, checkpoints.attention_weights(model, receive):
+    with torch.no_grad(), checkpoints.attention_weights(model, receive):
         for sample in tracked(chosen, label, "sequences"):
             model(**sample["net_input"])
             tokens += sample["ntokens"]
@@ -125,19 +115,12 @@ def of_transformers(folder: Path, label: str, args) -> dict[str, dict]:
 
 
 def as_text(results: list[dict]) -> str:
-    columns = COLUMNS | (
-        BOUND_COLUMNS if any(has_bound(found) for each in results for found in each["sites"].values()) else {}
-    )
-
-    def cells(found: dict) -> list[str]:
-        return [f"{found['mean'][name]:.3f}" if name in found["mean"] else "" for name in columns]
-
     rows = [
         [
             result["label"],
             site,
             ", ".join(dict.fromkeys(str(layer["head_dim"]) for layer in found["layers"])),
-            *cells(found),
+            *(f"{found['mean'][name]:.3f}" for name in COLUMNS),
         ]
         for result in results
         for site, found in result["sites"].items()
@@ -146,7 +129,7 @@ def as_text(results: list[dict]) -> str:
         f"{result['sequences']} sequences of {result['subset']!r}, {lengths(result)} tokens on average"
         for result in results
     )
-    return f"{'; '.join(about)}\n{_output.table(['', 'site', 'd_k', *columns.values()], rows)}"
+    return f"{'; '.join(about)}\n{_output.table(['', 'site', 'd_k', *COLUMNS.values()], rows)}"
 
 
 def lengths(result: dict) -> str:
@@ -155,18 +138,13 @@ def lengths(result: dict) -> str:
     return target if source is None else f"{source:.0f} source and {target} target"
 
 
-def has_bound(found: dict) -> bool:
-    return "bound" in found["mean"]
-
-
 def flat(results: list[dict]) -> list[dict]:
     """Return a row for each head, and one for each layer, whose head is empty."""
     rows = []
     for result in results:
         for site, found in result["sites"].items():
-            columns = [*COLUMNS, *BOUND_COLUMNS, "tolerance"] if has_bound(found) else COLUMNS
             for layer in found["layers"]:
                 about = {"label": result["label"], "site": site, "layer": layer["layer"], "head_dim": layer["head_dim"]}
                 for head, values in [("", layer), *enumerate(layer["heads"])]:
-                    rows.append({**about, "head": head, **{name: values[name] for name in columns}})
+                    rows.append({**about, "head": head, **{name: values[name] for name in COLUMNS}})
     return rows

@@ -28,16 +28,7 @@ left corner, the lower the rank. It prints means over sequences, heads and layer
   area             area under the curve: 0.5 if all singular values are equal, near 1 at rank one
   mass in d_k      share of the first d_k singular values in the sum, for head size d_k
 
-With --rank-bound it adds Marsaglia's bound (the Mixhead paper's theorem 2). A mixed head is A + B: A is its own pattern
-times M[i, i], B is the part of the other heads. The columns are means too:
-
-  rank A, rank B   numerical ranks: singular values above max(T, S)·ε·σ, with σ the greatest of the layer's matrices
-  c, d             dimension of the intersection of the column spaces of A and B, and of their row spaces
-  bound            rank A + rank B − c − d, a lower bound on the rank of the mixed head
-  mixed rank       numerical rank of A + B
-
   fairseq-lowrank inspect --spectrum mha.pt mixhead.pt --labels mha mixhead-a --output pictures/
-  fairseq-lowrank inspect --spectrum mixhead.pt --random-mixing        # is it M, or any matrix as far from I?
   fairseq-lowrank inspect --spectrum lm.pt --data data-bin/wikitext-103 --subset test --length 512 --sequences 8
   fairseq-lowrank inspect --spectrum --transformers FOLDER --text FILE      a line is a sequence; the folder's tokenizer cuts it
 
@@ -53,7 +44,7 @@ from fairseq_lowrank.messages import FlagError, UserError, flag_name
 
 NAME = "inspect"
 HELP = "show a checkpoint's attention: its axes, learned parts, and the singular values of its matrices"
-OF_SPECTRUM = ("text", "labels", "random_mixing", "rank_bound")
+OF_SPECTRUM = ("text", "labels")
 
 
 def add_arguments(parser) -> None:
@@ -70,18 +61,6 @@ def add_arguments(parser) -> None:
     group = parser.add_argument_group("with --spectrum")
     group.add_argument("--text", type=Path, metavar="FILE", help="text for --transformers, a sequence a line")
     group.add_argument("--labels", nargs="+", metavar="NAME", help="names of checkpoints (default: from their paths)")
-    group.add_argument(
-        "--random-mixing",
-        action="store_true",
-        help="for each checkpoint with one M for all queries, add controls: the same patterns without mixing, and mixed by a "
-        "random M at the same distance from I, by M with random entries of the same norm off its diagonal, and by M with "
-        "the entries off its diagonal shuffled within each column",
-    )
-    group.add_argument(
-        "--rank-bound",
-        action="store_true",
-        help="add the bound on the rank of mixed heads, and the ranks from which it is computed",
-    )
     _output.add_output_arguments(parser, "inspect.json or spectrum.json, the same as .csv, pictures as .png and .pdf")
 
 
@@ -114,7 +93,7 @@ def check_transformers(args) -> None:
     """Refuse what a model of transformers cannot have, and a spectrum without a text."""
     names = ("subset", "length") if args.spectrum else _data.SEQUENCES
     of_fairseq = {name: _data.SEQUENCES[name] for name in names}
-    of_fairseq |= {"checkpoints": [], "data": None, "random_mixing": False, "rank_bound": False}
+    of_fairseq |= {"checkpoints": [], "data": None}
     _output.refuse_with_transformers(args, of_fairseq)
     if not args.spectrum:
         return

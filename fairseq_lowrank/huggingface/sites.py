@@ -67,13 +67,19 @@ def _reads_another_sequence(module: nn.Module, name: str) -> bool:
 
 
 def has_sinks_already(module: nn.Module, spec: AttentionSpec) -> bool:
-    """Return True if attention with sinks is chosen for a module that passes sinks to the attention function."""
-    return spec.attention_sinks != AXES["attention_sinks"].default and getattr(module, "sinks", None) is not None
+    """Return True if attention with sinks is chosen for a module that has its own."""
+    return spec.attention_sinks != AXES["attention_sinks"].default and _has(module, "sink")
 
 
 def caps_scores(module: nn.Module) -> bool:
     """Return True if a module caps its scores."""
-    return any("softcap" in name and value is not None for name, value in vars(module).items())
+    return _has(module, "softcap")
+
+
+def _has(module: nn.Module, word: str) -> bool:
+    """Return True if an attribute or parameter with this word in its name has a value."""
+    values = vars(module) | dict(module.named_parameters(recurse=False))
+    return any(word in name and value is not None for name, value in values.items())
 
 
 def _own_functions(kind: type) -> dict[str, Callable]:

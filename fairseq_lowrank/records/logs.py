@@ -136,21 +136,3 @@ def _updates(epoch: Mapping[str, Mapping[str, str]]) -> int:
 
 def _least(values: Iterable[float]) -> float | None:
     return min(filter(math.isfinite, values), default=None)
-
-
-def read_validation(path: Path) -> dict:
-    """Read the scores of the test set in a fairseq-validate log.
-
-    Raises:
-        UserError: the log has no perplexity.
-    """
-    fields: dict[str, str] = {}
-    for line in read_lines(path, errors="replace"):
-        if START in line:  # another run
-            fields = {}
-        elif (found := progress(line)) and found[0] == "test":
-            fields = found[1]
-    if "ppl" not in fields:
-        raise UserError(f"{path} has no perplexity. Give the log of fairseq-validate.")
-    accuracy = {"next_sentence_accuracy": float(fields["nsp_accuracy"])} if "nsp_accuracy" in fields else {}
-    return {"metric": "perplexity", "value": float(fields["ppl"]), **accuracy}

@@ -33,24 +33,6 @@ THEIR_LETTERS = re.compile(
 )
 
 
-def read_hypotheses(path: Path) -> list[str]:
-    """Return the best hypotheses in a fairseq-generate output (subwords already joined), in the corpus's order.
-
-    Raises:
-        UserError: see :func:`read_run`.
-    """
-    return read_run(path).hypotheses
-
-
-def read_references(path: Path) -> list[str]:
-    """Return the target sentences in a fairseq-generate output (subwords already joined), in the corpus's order.
-
-    Raises:
-        UserError: see :func:`read_run`.
-    """
-    return read_run(path).references
-
-
 class Generated(NamedTuple):
     """The sentences of a run of fairseq-generate, in the corpus's order.
 

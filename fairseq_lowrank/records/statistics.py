@@ -11,8 +11,6 @@ sentences. Each test answers a different question:
   :func:`seeds_and_sentences`. It needs three seeds. Neither of the two intervals above covers both.
 - **all signs**: if the two rows were equal, each seed's difference could have the other sign. The p-value is the share of all
   2^seeds choices of signs whose mean is as far from 0. It cannot be below 2 / 2^seeds.
-- **equivalence**: two one-sided t-tests (TOST) against a margin that was stated. "No difference" needs this test: a p of
-  difference above 0.05 only means that no difference was found.
 
 For several planned contrasts :func:`holm` corrects the p-values.
 """
@@ -308,26 +306,6 @@ def student(
         return (mean, mean, math.copysign(math.inf, mean), 0.0) if mean else (0.0, 0.0, 0.0, 1.0)
     reach, t = t_quantile((1 + CONFIDENCE) / 2, len(values) - 1) * error, mean / error
     return mean - reach, mean + reach, t, 2 * t_below(-abs(t), len(values) - 1)
-
-
-def equivalence_p(values: Sequence[float], margin: float, resolution: float = 0.0) -> float | None:
-    """Return the p of two one-sided t-tests that the mean lies within ± margin; ``None`` for fewer than two values.
-
-    Args:
-        resolution: see :func:`student`.
-
-    Raises:
-        ValueError: the margin is not above 0.
-    """
-    if not margin > 0:
-        raise ValueError(f"margin {margin}: expected a number above 0")
-    if len(values) < 2:
-        return None
-    array = np.asarray(values, dtype=float)
-    nearer, error = margin - abs(float(array.mean())), standard_error(array, resolution)
-    if error == 0:
-        return 0.0 if nearer > 0 else 1.0
-    return t_below(-nearer / error, len(values) - 1)
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:

@@ -207,38 +207,6 @@ def end_if_finished(load: Callable) -> Callable:
     return load_checkpoint
 
 
-_averaging: ContextVar[bool] = ContextVar("a trainer with --store-ema loads a checkpoint", default=False)
-
-
-def begin_average_with_checkpoint(load: Callable) -> Callable:
-    """Wrap ``Trainer.load_checkpoint``: ``--store-ema`` begins with the weights of a checkpoint that has no average."""
-
-    @functools.wraps(load)
-    def load_checkpoint(self, *args, **kwargs):
-        token = _averaging.set(self.cfg.ema.store_ema)
-        try:
-            return load(self, *args, **kwargs)
-        finally:
-            _averaging.reset(token)
-
-    return load_checkpoint
-
-
-# The trainer copies its model for the average when it first reads the average, which is after it has loaded the weights.
-def add_empty_average(load: Callable) -> Callable:
-    """Wrap ``load_checkpoint_to_cpu``: add an average without tensors to a state that has none."""
-
-    @functools.wraps(load)
-    def load_checkpoint_to_cpu(path, *args, **kwargs):
-        state = load(path, *args, **kwargs)
-        if _averaging.get() and isinstance(state.get("extra_state"), dict) and "ema" not in state["extra_state"]:
-            logger.info(f"{path} has no average of weights: --store-ema begins with its weights")
-            state["extra_state"]["ema"] = {}
-        return state
-
-    return load_checkpoint_to_cpu
-
-
 PATIENCE = "validations_without_improvement"
 BAD_EPOCHS = "num_bad_epochs"
 

@@ -205,16 +205,6 @@ PATCHES: tuple[Patch, ...] = (
     ),
     *group(
         "fix",
-        "average-of-weights",
-        {
-            "fairseq.trainer.Trainer.load_checkpoint": continuing.begin_average_with_checkpoint,
-            "fairseq.checkpoint_utils.load_checkpoint_to_cpu": continuing.add_empty_average,
-        },
-        "With --store-ema fairseq cannot continue from a checkpoint without an average, such as one for --finetune-from-model.",
-        "fairseq reads the weights before it deletes them from the state",
-    ),
-    *group(
-        "fix",
         "patience",
         {
             "fairseq.trainer.Trainer.load_checkpoint": continuing.count_patience_in_each_run,
@@ -294,13 +284,6 @@ PATCHES: tuple[Patch, ...] = (
         },
         "fairseq-generate and fairseq-validate leave out the last sentences: of 12, they use 8.",
         "--required-batch-size-multiple keeps the last batch",
-    ),
-    *group(
-        "fix",
-        "shards",
-        {PARSER: arguments.parsing(finish=evaluation.translate_a_shard)},
-        "--num-shards and --shard-id have no effect in fairseq-generate: each of N processes translates everything.",
-        "fairseq-generate passes both to its data",
     ),
     *group(
         "fix",

@@ -1,12 +1,9 @@
-"""Spans of paragraphs: the subwords of an answer, windows with a stride, and the best span of a window's scores."""
+"""Spans of paragraphs: the subwords of an answer, and windows with a stride."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-
-import torch
-from torch import Tensor
 
 
 class SubwordOffsets:
@@ -50,40 +47,3 @@ def windows(length: int, room: int, stride: int) -> list[tuple[int, int]]:
         if end == length:
             return found
         begin += min(room, stride)
-
-
-def has_most_context(spans: Sequence[tuple[int, int]]) -> list[list[bool]]:
-    """Return for each subword of each window True if no other window gives the subword more context.
-
-    The context is the smaller of the numbers of subwords before and after it, plus a hundredth of the window's length, as in
-    BERT's code.
-    """
-
-    def context(span: tuple[int, int], piece: int) -> float:
-        return min(piece - span[0], span[1] - 1 - piece) + 0.01 * (span[1] - span[0])
-
-    best: dict[int, tuple[float, int]] = {}
-    for number, span in enumerate(spans):
-        for piece in range(*span):
-            score = context(span, piece)
-            if piece not in best or score > best[piece][0]:
-                best[piece] = score, number
-    return [[best[piece][1] == number for piece in range(*span)] for number, span in enumerate(spans)]
-
-
-def best_span(start: Tensor, end: Tensor, begins: Tensor, longest: int) -> tuple[float, int, int] | None:
-    """Return score, first and last subword of the span with the highest start + end score; None if no span is allowed.
-
-    Args:
-        start, end: scores of each subword, [T].
-        begins: True for subwords at which a span may begin, [T].
-        longest: the greatest number of subwords of a span.
-    """
-    if not begins.any():
-        return None
-    size = len(start)
-    scores = start[:, None] + end[None, :]
-    allowed = torch.ones(size, size, dtype=torch.bool, device=start.device).triu().tril(longest - 1) & begins[:, None]
-    place = int(scores.masked_fill(~allowed, float("-inf")).argmax())
-    first, last = divmod(place, size)
-    return float(scores[first, last]), first, last

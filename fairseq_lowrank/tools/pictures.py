@@ -29,8 +29,6 @@ LINE_STYLES = ("-", "--", "-.", (0, (1, 1)), (0, (6, 1, 1, 1, 1, 1)), (0, (3, 3)
 MARKERS = "osD^vP"  # one for each line style, for points without a line
 CLASS_STYLES = {"equal": 1, "OV": 2, "restricted": 3, "QK": 4, "patterns": 5}
 """The first line style of a method, by its class. Plain attention and methods without a class have the first one."""
-CLASS_COLOURS = ("#0072b2", "#8c8c8c", "#e69f00", "#a0c0e0", "#6000c0", "#00c878")
-"""The colours of classes, in the order of :data:`CLASS_STYLES`; plain attention has the first one."""
 
 
 def attention_kind(preset: str | None, axes: Mapping[str, object] = MappingProxyType({})) -> str:
@@ -95,16 +93,6 @@ def styles(kinds: Iterable[str]) -> list[dict]:
 def marker(style: dict) -> str:
     """Return the marker for a line style of :func:`styles`."""
     return MARKERS[LINE_STYLES.index(style["linestyle"])]
-
-
-def class_style(kind: str | None) -> dict:
-    """Return the colour, marker and line style of a class of methods, for figures that show classes instead of methods.
-
-    Args:
-        kind: a class of :data:`CLASS_STYLES`; ``None`` for plain attention.
-    """
-    place = CLASS_STYLES.get(kind or "", 0)
-    return {"color": CLASS_COLOURS[place], "linestyle": LINE_STYLES[place], "marker": MARKERS[place]}
 
 
 def _lighter(colour: str, share: float) -> str:

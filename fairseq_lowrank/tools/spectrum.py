@@ -6,19 +6,11 @@ matrix counts as low-rank if a few singular values have most of their sum.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_lowrank.attention import MultiheadAttention
-from fairseq_lowrank.messages import UserError
-
 CURVE_POINTS = 101
-LARGEST_CONDITION = 1e5
-"""Greatest condition number of an M that is inverted: the matrices are in float32, so two digits stay exact."""
 
 
 def singular_values(matrices: Tensor) -> Tensor:
@@ -94,154 +86,16 @@ def measures(values: Tensor, head_dim: int) -> dict[str, Tensor]:
     }
 
 
-BOUND = ("pattern_rank", "others_rank", "c", "d", "bound", "mixed_rank", "tolerance")
-"""The measures of :func:`rank_bound`."""
-
-
-def rank_bound(patterns: Tensor, matrix: Tensor | None = None) -> dict[str, Tensor]:
-    """Compute Marsaglia's lower bound on the rank of mixed heads (Mixhead paper, theorem 2, equations 17 to 19).
-
-    Mixed head i is A + B: its own part A = M[i, i] P_i, and the part of the other heads, B = Σ_{j≠i} M[j, i] P_j. Let
-    d = dim(R_A ∩ R_B) for row spaces, and c = dim(C_A ∩ C_B) for column spaces. Then rank(A + B) ≥ rank(A) + rank(B) − c − d.
-    Ranks give the intersections: d = rank(A) + rank(B) − rank([A; B]), and the same for c with [A B].
-
-    A rank is numerical: the number of singular values above max(T, S)·ε·σ. ε is the machine epsilon of the patterns' type, and σ
-    the greatest singular value of all A, B and A + B. One tolerance for all keeps the bound comparable with the rank.
-
-    Args:
-        patterns: P before mixing, `[H, T, S]`; computed in float64.
-        matrix: M `[H, H]` (indices j, i), or `[T, H, H]` with a matrix for each query; None for heads that are not mixed.
-
-    Returns:
-        A dictionary with the names of :data:`BOUND`, each `[H]` in float64: the ranks of A and B, c, d, the bound, the rank of
-        A + B, and the tolerance.
-    """
-    epsilon = torch.finfo(patterns.dtype).eps
-    patterns = patterns.double()
-    heads = torch.arange(len(patterns))
-    if matrix is None:
-        matrix = torch.eye(len(patterns), dtype=torch.float64)
-    matrix = matrix.double()
-    own = (
-        torch.einsum("ti,its->its", matrix[:, heads, heads], patterns)
-        if matrix.dim() == 3
-        else (matrix.diagonal()[:, None, None] * patterns)
-    )
-    mixed = torch.einsum("tji,jts->its" if matrix.dim() == 3 else "ji,jts->its", matrix, patterns)
-    others = mixed - own
-    parts = (own, others, torch.cat((own, others), 2), torch.cat((own, others), 1), mixed)
-    values = [torch.linalg.svdvals(part) for part in parts]
-    largest = max(part[..., 0].max() for part in (values[0], values[1], values[4]))
-    tolerance = max(patterns.shape[1:]) * epsilon * largest
-    own_rank, others_rank, columns, rows, mixed_rank = ((part > tolerance).sum(-1).double() for part in values)
-    c, d = own_rank + others_rank - columns, own_rank + others_rank - rows
-    found = (own_rank, others_rank, c, d, own_rank + others_rank - c - d, mixed_rank, tolerance.expand(len(patterns)))
-    return dict(zip(BOUND, found, strict=True))
-
-
-@contextlib.contextmanager
-def before_mixing(model: nn.Module) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
-    """Collect `(P, M)` of the last call of every layer that mixes probabilities, by the layer's name, while open.
-
-    P is `[H, B, T, S]`, computed by the same layer without its mixing; M is `[H, H]` or `[B, T, H, H]`.
-    """
-    found: dict[str, tuple[Tensor, Tensor]] = {}
-    handles, changed = [], []
-    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, MultiheadAttention)]
-    for layer, attention in layers:
-        mixing = getattr(attention, "mixing", None)
-        if mixing is None:
-            continue
-        operations: list = []
-
-        def operation(query, inputs=None, mixing=mixing, operations=operations):
-            operations[:] = [type(mixing).operation(mixing, query, inputs)]
-            return operations[0]
-
-        def again(module, args, kwargs, output, name=layer, mixing=mixing, operations=operations):
-            module.mixing = None
-            try:
-                kwargs = {**kwargs, "need_weights": True, "need_head_weights": True}
-                patterns = module.forward(*args, **kwargs)[1]
-            finally:
-                module.mixing = mixing
-            found[name] = patterns, operations[0].mixing_matrix()
-
-        mixing.operation = operation
-        changed.append(mixing)
-        handles.append(attention.register_forward_hook(again, with_kwargs=True))
-    try:
-        yield found
-    finally:
-        for handle in handles:
-            handle.remove()
-        for mixing in changed:
-            del mixing.operation
-
-
-CONTROLS = ("without mixing", "random M", "random off-diagonal", "shuffled off-diagonal")
-
-
-def controls(mixed: Tensor, matrix: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
-    """Compute a layer's mixed heads with other matrices instead of the learned M, from the same patterns P_j.
-
-    P̄_i = Σ_j M[j, i] P_j is solved for P.
-
-    - *Without mixing* is P.
-    - *Random M* is I + R, with normal entries of R and ‖R‖_F = ‖M − I‖_F: as far from I as the learned M.
-    - *Random off-diagonal* keeps the diagonal of M, which only scales. The other entries are random, of either sign, with the same
-      norm. So the weights of a mixed head have another sum. If M damps, its entries there are mostly negative, and the control
-      removes less of what all heads share.
-    - *Shuffled off-diagonal* permutes the entries off the diagonal within each column. Diagonal, norm and sum of a mixed head's
-      weights stay; only the assignment of weights to heads is lost.
-
-    Args:
-        mixed: P̄, `[H, ...]`.
-        matrix: M, `[H, H]` (indices j, i).
-        generator: the generator of R, whose entries also give the permutation of each column.
-
-    Returns:
-        A dictionary with the names of :data:`CONTROLS`, each `[H, ...]` in float64.
-
-    Raises:
-        UserError: M is singular or nearly singular, so P cannot be computed from P̄.
-    """
-    matrix, identity = matrix.double(), torch.eye(len(matrix), dtype=torch.float64)
-    if not torch.linalg.cond(matrix) < LARGEST_CONDITION:
-        raise UserError(
-            f"M of {len(matrix)} heads is singular or nearly singular, so heads before mixing are unknown. Remove --random-mixing."
-        )
-    patterns = torch.linalg.solve(matrix.t(), mixed.double().flatten(1)).view(mixed.shape)
-    noise = torch.randn(matrix.shape, dtype=torch.float64, generator=generator)
-    off = noise - torch.diag(noise.diagonal())
-    learned_off = matrix - torch.diag(matrix.diagonal())
-    # the rows of each column except the diagonal's, in random order and in their own order
-    order, places = (
-        keys.clone().fill_diagonal_(torch.inf).argsort(dim=0, stable=True)[:-1]
-        for keys in (noise, torch.zeros_like(noise))
-    )
-    others = {
-        "random M": identity + noise * ((matrix - identity).norm() / noise.norm()),
-        "random off-diagonal": torch.diag(matrix.diagonal()) + off * (learned_off.norm() / off.norm().clamp_min(1e-30)),
-        "shuffled off-diagonal": torch.diag(matrix.diagonal()).scatter(0, places, matrix.gather(0, order)),
-    }
-    mix = {name: torch.einsum("ji,j...->i...", other, patterns) for name, other in others.items()}
-    return {"without mixing": patterns, **mix}
-
-
 class Spectra:
     """The spectra of attention matrices of each layer and head, averaged over sequences."""
 
     def __init__(self) -> None:
         self.layers: dict[tuple[str, int], list[dict[str, Tensor]]] = {}
 
-    def add(
-        self, site: str, layer: int, head_dim: int, weights: Tensor, bound: dict[str, Tensor] | None = None
-    ) -> None:
-        """Add one sequence's matrices of a layer, `[H, 1, T, S]`, and their :func:`rank_bound` if it was computed."""
+    def add(self, site: str, layer: int, head_dim: int, weights: Tensor) -> None:
+        """Add one sequence's matrices of a layer, `[H, 1, T, S]`."""
         values = singular_values(weights[:, 0])
         found = {"curve": resample(cumulative_curve(values)), **measures(values, head_dim)}
-        found |= bound or {}
         found["head_dim"] = torch.full_like(found["area"], head_dim)
         found["length"] = torch.full_like(found["area"], values.size(-1))
         self.layers.setdefault((site, layer), []).append(found)

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from experiments.recipes.scoring import read_validation
 from fairseq_lowrank.records import logs
 
 # As fairseq 0.12 logs with --log-format json. The run was interrupted in epoch 2 and resumed from epoch 1's checkpoint.
@@ -162,16 +163,16 @@ def test_a_validation_is_that_of_the_test_set(tmp_path):
     file, fields = tmp_path / "log", {"test_loss": "11.596", "test_ppl": "1563.79", "test_num_updates": "10"}
     file.write_text(written([("test", fields | {"test_nsp_accuracy": "60.2"})]))
     found = {"metric": "perplexity", "value": 1563.79, "next_sentence_accuracy": 60.2}
-    assert logs.read_validation(file) == found
+    assert read_validation(file) == found
     file.write_text(written([("test", fields)]))
-    assert logs.read_validation(file) == {"metric": "perplexity", "value": 1563.79}
+    assert read_validation(file) == {"metric": "perplexity", "value": 1563.79}
     file.write_text(
         "2026-01-01 00:00:01 | INFO | test | valid on 'test' subset | loss 11.596 | ppl 1563.79 | wps 9e+03\n"
     )
-    assert logs.read_validation(file) == {"metric": "perplexity", "value": 1563.79}
+    assert read_validation(file) == {"metric": "perplexity", "value": 1563.79}
     file.write_text(written([("valid", {"valid_ppl": "3"})]))
     with pytest.raises(ValueError, match=r"no perplexity\. Give the log of fairseq-validate"):
-        logs.read_validation(file)
+        read_validation(file)
 
 
 @pytest.mark.parametrize(

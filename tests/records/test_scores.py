@@ -28,7 +28,7 @@ def run_of(hypotheses):
 )
 def test_the_last_run_of_a_log_is_scored(tmp_path, lines, expected):
     write_lines(tmp_path / "out", lines)
-    assert scores.read_hypotheses(tmp_path / "out") == expected
+    assert scores.read_run(tmp_path / "out").hypotheses == expected
 
 
 @pytest.mark.parametrize(
@@ -64,13 +64,13 @@ def test_hypotheses_come_in_the_order_of_the_corpus(tmp_path):
         "W-0\t1\ts",
     ]
     write_lines(tmp_path / "out", [*lines, END])
-    assert scores.read_hypotheses(tmp_path / "out") == ["", "two words"]
+    assert scores.read_run(tmp_path / "out").hypotheses == ["", "two words"]
     write_lines(tmp_path / "out", [*lines[:4], "H-1\t-0.9\tthe second best", *lines[4:], "H-0\t-0.2\tthe other", END])
-    assert scores.read_hypotheses(tmp_path / "out") == ["", "two words"]
-    assert scores.read_references(tmp_path / "out") == ["A", "B"]
+    assert scores.read_run(tmp_path / "out").hypotheses == ["", "two words"]
+    assert scores.read_run(tmp_path / "out").references == ["A", "B"]
     write_lines(tmp_path / "out", [*lines[:6], END])
     with pytest.raises(ValueError, match="not those with the numbers 0 to 0"):
-        scores.read_hypotheses(tmp_path / "out")
+        scores.read_run(tmp_path / "out")
 
 
 RAW = {

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from experiments.equivalence import equivalence_p
 from experiments.evidence.coverage import coverage
 from fairseq_lowrank.records import statistics
 
@@ -169,21 +170,21 @@ def test_sentence_interval_needs_sentence_values():
 
 def test_equivalence_by_hand():
     # mean 0, standard error 1/√3, margin 2: t = 2√3 on either side, two degrees of freedom
-    assert statistics.equivalence_p([-1, 0, 1], 2.0) == pytest.approx((1 - math.sqrt(12 / 14)) / 2)
+    assert equivalence_p([-1, 0, 1], 2.0) == pytest.approx((1 - math.sqrt(12 / 14)) / 2)
     # a mean at the margin is as likely outside as inside
-    assert statistics.equivalence_p([1, 2, 3], 2.0) == pytest.approx(0.5)
-    assert statistics.equivalence_p([-3, -2, -1], 2.0) == pytest.approx(0.5)
-    assert statistics.equivalence_p([0.5, 0.5], 1.0) == 0
-    assert statistics.equivalence_p([0.5, 0.5], 0.5) == 1
-    assert statistics.equivalence_p([0.5], 1.0) is None
+    assert equivalence_p([1, 2, 3], 2.0) == pytest.approx(0.5)
+    assert equivalence_p([-3, -2, -1], 2.0) == pytest.approx(0.5)
+    assert equivalence_p([0.5, 0.5], 1.0) == 0
+    assert equivalence_p([0.5, 0.5], 0.5) == 1
+    assert equivalence_p([0.5], 1.0) is None
     with pytest.raises(ValueError, match="margin 0"):
-        statistics.equivalence_p([0, 0], 0)
+        equivalence_p([0, 0], 0)
 
 
 def test_equivalence_at_the_margin_is_claimed_one_time_in_twenty():
     # the true difference is the margin, so that each claim of "within" is wrong
     draws = np.random.default_rng(3).normal(0.5, 0.1, size=(1000, 3))
-    claimed = sum(statistics.equivalence_p(list(values), 0.5) < 0.05 for values in draws)
+    claimed = sum(equivalence_p(list(values), 0.5) < 0.05 for values in draws)
     assert 30 <= claimed <= 70
 
 
@@ -231,7 +232,7 @@ def test_differences_that_are_equal_after_rounding_have_the_resolution_as_their_
     values = [12.34 - 12.31, 15.67 - 15.64, 0.03]
     low, high, t, p = statistics.student(values, resolution=0.01)
     assert t == pytest.approx(3) and p == pytest.approx(1 - 3 / math.sqrt(11)) and low < 0 < high
-    assert statistics.equivalence_p(values, 0.06, resolution=0.01) == pytest.approx(p / 2)
+    assert equivalence_p(values, 0.06, resolution=0.01) == pytest.approx(p / 2)
     assert statistics.student([1, 2, 3], resolution=0.01) == statistics.student([1, 2, 3])
 
 

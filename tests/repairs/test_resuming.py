@@ -114,18 +114,6 @@ def test_resume_works_with_every_kind_of_batches(train, flags):
     assert_equal(stopped, unbroken)
 
 
-@pytest.mark.parametrize("precision", [[], ["--ema-fp32"]])
-def test_average_begins_with_the_weights_of_a_checkpoint_without_one(train, precision, tmp_path):
-    before, _, _ = train(STOCK["translation"], "stock", "--max-update", 1)
-    tune = ["--finetune-from-model", tmp_path / "stock" / "checkpoint_last.pt", "--max-update", 1]
-    average = ["--store-ema", "--ema-decay", 0.5, *precision]
-    after, _, averaged = train(ours("translation", "mixhead-b"), "tuned", *tune, *average)
-    weights = [name for name in before if "version" not in name]  # fairseq does not average versions
-    expected = {name: (before[name] + after[name]) / 2 for name in weights}
-    torch.testing.assert_close({name: averaged[name] for name in expected}, expected)
-    assert averaged.keys() == after.keys() > before.keys()
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 def test_resume_draws_the_masks_of_each_epoch(train, workers):
     flags = [*STOCK["masked"], "--num-workers", workers]

@@ -5,7 +5,8 @@ import itertools
 import pytest
 import torch
 
-from fairseq_lowrank.tasks.spans import SubwordOffsets, best_span, has_most_context, windows
+from experiments.bert.predictions import best_span, has_most_context
+from fairseq_lowrank.tasks.spans import SubwordOffsets, windows
 
 TEXT = "It cost $37.80 in Atlanta."
 #  It  cost  $  37.80  in  Atlanta  .

@@ -25,8 +25,8 @@ def add_arguments(parser) -> None:
 
 
 def run(args) -> None:
+    from experiments.corpora.text import map_lines
     from experiments.corpora.wordpieces import WordPieces
-    from fairseq_lowrank.files import map_lines
 
     if args.workers < 1:
         raise FlagError("--workers", args.workers, "expected a number >= 1", "Give a number of processes.")

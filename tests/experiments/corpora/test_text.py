@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.corpora.text import BytePieces, SentencePiece, SubwordNMT, clean_pairs, join_lines
-from fairseq_lowrank.files import map_lines, read_input, read_lines, whole_file, write_lines
+from experiments.corpora.text import BytePieces, SentencePiece, SubwordNMT, clean_pairs, join_lines, map_lines
+from fairseq_lowrank.files import read_input, read_lines, whole_file, write_lines
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.raw_text import MosesTokenizer
 

@@ -20,7 +20,7 @@ from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.models.transformer import LowrankTransformerModel
 from fairseq_lowrank.progress import Progress
 from fairseq_lowrank.raw_text import SUBWORDS
-from fairseq_lowrank.records.scores import read_hypotheses
+from fairseq_lowrank.records.scores import read_run
 from fairseq_lowrank.tools.fairseq.translation import Translator, raw_text
 
 PAIRS = [
@@ -83,7 +83,7 @@ def test_raw_text_is_translated_as_by_fairseq_generate(own, train, fairseq_comma
     join = ["--remove-bpe", "sentencepiece" if cut == "raw" else cut] if cut != "words" else []
     said = fairseq_command("generate", folder / "bin", "--path", checkpoint, "--cpu", "--beam", 3, *join)
     (tmp_path / "out").write_text(said, encoding="utf-8")
-    tokens = read_hypotheses(tmp_path / "out")
+    tokens = read_run(tmp_path / "out").hypotheses
     expected = tokens if cut == "raw" else [MosesDetokenizer("en").detokenize(line.split()) for line in tokens]
     assert expected[0] == PAIRS[0][1]  # the model knows it by heart
     capsys.readouterr()
@@ -103,7 +103,7 @@ def test_six_roads_give_equal_translations(own, train, fairseq_command, capsys, 
 
     def of_log(said):
         (tmp_path / "out").write_text(said, encoding="utf-8")
-        return read_hypotheses(tmp_path / "out")
+        return read_run(tmp_path / "out").hypotheses
 
     expected = of_log(fairseq_command("generate", *search, "--remove-bpe", "sentencepiece"))
     assert expected[0] == PAIRS[0][1]  # the model knows it by heart

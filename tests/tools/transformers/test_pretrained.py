@@ -181,7 +181,6 @@ def test_only_scores_that_are_mixed_have_more_rank_than_the_head_size(preset, ra
         (["inspect", "--data", "bin"], "--data"),
         (["inspect", "--length", "3"], "--length"),
         (["inspect", "--spectrum", "a.pt", "--text", "a"], "error: a.pt works"),
-        (["inspect", "--spectrum", "--text", "a", "--random-mixing"], "--random-mixing"),
         (["inspect", "--spectrum", "--text", "a", "--subset", "test"], "--subset"),
         (["inspect", "--spectrum"], "--text"),
         (["inspect", "--spectrum", "--text", "nowhere.txt"], "nowhere.txt"),
