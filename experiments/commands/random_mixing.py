@@ -76,7 +76,9 @@ def controls(mixed: Tensor, matrix: Tensor, generator: torch.Generator) -> dict[
     """
     matrix, identity = matrix.double(), torch.eye(len(matrix), dtype=torch.float64)
     if not torch.linalg.cond(matrix) < LARGEST_CONDITION:
-        raise UserError(f"M of {len(matrix)} heads is singular or nearly singular, so heads before mixing are unknown.")
+        raise UserError(
+            f"M of {len(matrix)} heads is singular or nearly singular, so heads before mixing are unknown. Give another checkpoint."
+        )
     patterns = torch.linalg.solve(matrix.t(), mixed.double().flatten(1)).view(mixed.shape)
     noise = torch.randn(matrix.shape, dtype=torch.float64, generator=generator)
     off = noise - torch.diag(noise.diagonal())
