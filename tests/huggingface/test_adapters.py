@@ -122,3 +122,15 @@ def test_an_adapter_of_an_exported_model_keeps_its_mixing(saved, tmp_path):
     model.save_pretrained(tmp_path)
     loaded = peft.PeftModel.from_pretrained(exported, tmp_path).eval()
     torch.testing.assert_close(loaded(IDS).logits, model(IDS).logits)
+
+
+def test_several_adapters_of_parts_in_one_batch_are_refused(base):
+    model = apply_attention(of(base), "mixhead-a")
+    config = peft.LoraConfig(target_modules=["query"], modules_to_save=peft_modules(model))
+    model = peft.get_peft_model(model, config).eval()
+    model.add_adapter("other", config)
+    with pytest.raises(
+        UserError, match=r"StaticMixing of several adapters in one batch is not computed\. Call set_adapter"
+    ):
+        model(IDS.repeat(2, 1), adapter_names=["default", "other"])
+    assert model(IDS.repeat(2, 1)).logits.isfinite().all()

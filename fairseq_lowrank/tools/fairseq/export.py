@@ -21,7 +21,7 @@ from fairseq_lowrank.files import LINE_BREAK, read_lines
 from fairseq_lowrank.messages import FlagError, UserError
 from fairseq_lowrank.parts import METHODS
 from fairseq_lowrank.plugin.embedding import ConvolvedEmbedding
-from fairseq_lowrank.raw_text import MODEL, RawText, TextSettings
+from fairseq_lowrank.raw_text import MODEL
 from fairseq_lowrank.tools.exported import Exported, Hypothesis, scored
 from fairseq_lowrank.tools.fairseq import checkpoints
 from fairseq_lowrank.tools.fairseq.translation import raw_text
@@ -76,10 +76,7 @@ class FairseqModel:
                 f"{path}: a model of {type(self.task).__name__}. Give one of --task translation or language_modeling."
             )
         check_model(self.model, self.args)
-        if not self.translates and (moses or subwords is not None):
-            flag = "--moses" if moses else f"--subwords {subwords}"
-            raise UserError(f"{flag}: works only with a model of translation. Remove the flag.")
-        self.text = raw_text(self.task, moses, subwords) if self.translates else RawText(TextSettings("", ""), Path())
+        self.text = raw_text(self.task, moses, subwords)
         self.data = data or Path(str(self._setting("data")).split(":")[0])
         self.subwords = (subwords or self.data / MODEL) if self.text.settings.subwords else None
         self.source, self.target = self.task.source_dictionary, self.task.target_dictionary

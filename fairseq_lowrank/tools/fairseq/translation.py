@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from fairseq import utils
 from fairseq.dataclass.configs import FairseqConfig, GenerationConfig
+from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.tasks.translation import TranslationTask
 from torch import Tensor
 
@@ -130,8 +132,10 @@ class Translator:
         yield from found
 
 
-def raw_text(task: TranslationTask, moses: bool, subwords: Path | None) -> RawText:
+def raw_text(task: TranslationTask | LanguageModelingTask, moses: bool, subwords: Path | None) -> RawText:
     """Return the two directions between raw text and tokens for the data of a task.
+
+    The text of a language model is English for Moses's rules. Its words are cut only if the model of the subwords is given.
 
     Args:
         task: the task, with the folder of its data.
@@ -140,10 +144,15 @@ def raw_text(task: TranslationTask, moses: bool, subwords: Path | None) -> RawTe
     Raises:
         UserError: the words of the data were cut, and the model of the subwords is not known; or a model is given for whole words.
     """
-    folder = Path(utils.split_paths(task.cfg.data)[0])
-    languages = {"source": task.cfg.source_lang, "target": task.cfg.target_lang}
-    dictionary = folder / f"dict.{task.cfg.source_lang}.txt"
-    settings = TextSettings.load(folder) or TextSettings(**languages, subwords=kind_of_dictionary(dictionary))
+    chosen: Any = task.cfg or task.args  # fairseq keeps those of a language model in args
+    folder = Path(utils.split_paths(chosen.data)[0])
+    if translates := hasattr(chosen, "source_lang"):
+        languages = {"source": chosen.source_lang, "target": chosen.target_lang}
+        dictionary = folder / f"dict.{chosen.source_lang}.txt"
+    else:
+        languages, dictionary = {"source": "en", "target": "en"}, folder / "dict.txt"
+    cut = kind_of_dictionary(dictionary) if translates or subwords else None
+    settings = TextSettings.load(folder) or TextSettings(**languages, subwords=cut)
     if moses and settings.moses is None:
         settings = replace(settings, moses={"lowercase": is_lowercase(dictionary)})
     settings = replace(settings, **languages)

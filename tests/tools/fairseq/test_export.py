@@ -1,12 +1,15 @@
 """A model leaves fairseq and computes the same elsewhere: its sizes, its attention, its search, its text."""
 
+import io
 import json
 import math
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+from contextlib import redirect_stderr
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +21,7 @@ pytest.importorskip("transformers")
 
 from fairseq import models
 from full_disk import full_disk
+from subword_nmt.learn_bpe import learn_bpe
 from tiny_transformer import first_of_all, preset_flags
 from transformers import DataCollatorForSeq2Seq, Trainer, TrainingArguments
 
@@ -68,6 +72,10 @@ def moved(path, folder, **options):
     after = TransformersModel(folder)
     sentences = before.sentences("valid", 6)
     return before, after, compare(before.search(sentences), after, sentences)
+
+
+def page(name):
+    return (Path(__file__).parents[3] / "docs" / f"{name}.md").read_text(encoding="utf-8")
 
 
 def test_weights_that_do_not_fit_on_the_disk_take_one_line(checkpoint, tmp_path):
@@ -239,9 +247,48 @@ def test_card_names_what_was_chosen_without_a_preset(checkpoint):
     assert "- attention sites: encoder" in card
 
 
-def test_settings_of_raw_text_are_refused_for_language_models(trained):
-    with pytest.raises(UserError, match="--moses: works only with a model of translation"):
-        FairseqModel(trained("mixhead-b"), moses=True)
+@pytest.mark.parametrize("cut", [False, True])
+def test_export_reads_raw_text_of_language_models(cut, trained, language_model_data, tmp_path):
+    words, subwords = ["don", "&apos;t", "zz", "."], None
+    if cut:
+        words, subwords = ["do@@", "n", *words[1:]], tmp_path / "codes"
+        subwords.write_text("#version: 0.2\n&ap os;t</w>\n")
+        with redirect_stderr(io.StringIO()):
+            learn_bpe(
+                io.StringIO("do do do n n n &apos;t &apos;t &apos;t zz zz ."), subwords.open("w"), 30, min_frequency=2
+            )
+    state = checkpoints.load_state(trained("mixhead-b"))
+    data = shutil.copytree(language_model_data, tmp_path / "data")
+    kept = (data / "dict.txt").read_text().splitlines()[len(words) :]
+    (data / "dict.txt").write_text("\n".join([*(f"{word} 1" for word in words), *kept]) + "\n")
+    del state["dictionaries"]  # so that the data may have other words
+    torch.save(state, path := tmp_path / "checkpoint.pt")
+    before, after, _ = moved(path, tmp_path / "out", data=data, moses=True, subwords=subwords)
+    numbers = after.tokenizer("Don't zz.").input_ids
+    assert numbers == before.encode("Don't zz.")
+    assert [before.source[number] for number in numbers[1:]] == words
+    assert after.tokenizer.decode(numbers, skip_special_tokens=True) == "don't zz."
+
+
+def test_perplexity_of_each_sentence_is_the_exported_models(
+    trained, language_model_data, fairseq_command, tmp_path, monkeypatch, capsys
+):
+    section = page("language-models").partition("## Perplexity of each sentence")[2].partition("\n## ")[0]
+    shell, python = (re.search(rf"```{name}\n(.*?)```", section, re.DOTALL)[1] for name in ("bash", "python"))
+    flags = shlex.split(shell.splitlines()[-1].partition("--path lm/checkpoint_best.pt")[2].partition(" > ")[0])
+    path = trained("mixhead-b")
+    said = fairseq_command("eval-lm", language_model_data, "--path", path, *flags)
+    (tmp_path / "words.log").write_text("".join(f"now | INFO | {line}\n" for line in said.splitlines()))
+    monkeypatch.chdir(tmp_path)
+    exec(python, {})
+    found = sorted([float(number) for number in line.split()] for line in capsys.readouterr().out.splitlines())
+    _, after, _ = moved(path, tmp_path / "out")
+    lines = (language_model_data.parent / "test.de").read_text().splitlines()
+    assert [number for number, *_ in found] == [*range(len(lines))]
+    for line, (_, count, perplexity) in zip(lines, found, strict=True):
+        tokens = torch.tensor([[*after.tokenizer(line).input_ids, after.model.config.eos_token_id]])
+        assert count == tokens.size(1) - 1
+        assert perplexity == pytest.approx(after.model(tokens, labels=tokens).loss.exp().item(), rel=1e-5)
 
 
 def test_sentences_that_are_too_long_to_compare_are_named(trained, tmp_path, capsys):
@@ -338,8 +385,7 @@ def test_both_roads_of_the_page_give_the_weights_of_each_head(preset, checkpoint
     path = checkpoint(**chosen(preset) if preset != "mha" else {})
     path.rename(tmp_path / "checkpoint_best.pt")
     moved(tmp_path / "checkpoint_best.pt", tmp_path / "OUT")
-    page = (Path(__file__).parents[3] / "docs" / "leaving-fairseq.md").read_text(encoding="utf-8")
-    section = page.partition("## Attention of each layer and head")[2].partition("\n## ")[0]
+    section = page("leaving-fairseq").partition("## Attention of each layer and head")[2].partition("\n## ")[0]
     blocks = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     assert len(blocks) == 2 and all(len(block.splitlines()) <= 10 for block in blocks)
     monkeypatch.chdir(tmp_path)
