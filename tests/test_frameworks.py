@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from examples.frameworks import fairseq2, gpt, torchtitan, zoology
-from fairseq_lowrank.attention import RotaryPositions, SlidingWindow, build_attention
+from fairseq_lowrank.attention import PackedDocuments, RotaryPositions, SlidingWindow, build_attention
 from fairseq_lowrank.attention.core import core_presets
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -79,6 +79,64 @@ def test_a_mixer_of_zoology_is_a_layer(axes):
     torch.testing.assert_close(mixer(x), expected, atol=1e-5, rtol=1e-5)
     mixer(x).sum().backward()
     assert all(parameter.grad is not None for parameter in mixer.parameters())
+
+
+def layer_of(core, method):
+    """A layer with the parts of a core. Its outputs are its heads: the output projection is the identity."""
+    layer = build_attention(method, 128, 8, key_value_heads=2, self_attention=True, batch_first=True).eval()
+    layer.load_state_dict(layer.state_dict() | core.state_dict())
+    torch.nn.init.eye_(layer.out_proj.weight)
+    return layer
+
+
+def projected(layer, x):
+    """Queries, keys and values ``[B, T, heads, size]`` of a layer."""
+    return [map_(x).unflatten(-1, (-1, 16)) for map_ in (layer.q_proj, layer.k_proj, layer.v_proj)]
+
+
+def same_gradients(layer, output, expected, kept):
+    """Both outputs are equal at the rows that are kept, and their gradients."""
+    torch.testing.assert_close(output[kept], expected[kept], atol=1e-5, rtol=1e-5)
+    names = [name for name, _ in layer.named_parameters() if not name.startswith("out_proj")]
+    parameters = [layer.get_parameter(name) for name in names]
+    for ours, theirs in zip(
+        torch.autograd.grad(output[kept].square().sum(), parameters, allow_unused=True),
+        torch.autograd.grad(expected[kept].square().sum(), parameters, allow_unused=True),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+FRAMEWORK_METHODS = ["mha", "mixhead-a", "mixhead-b", "talking-heads", "sinks"]
+
+
+@pytest.mark.parametrize("method", FRAMEWORK_METHODS)
+def test_an_sdpa_of_fairseq2_is_a_layer(method):
+    bias = type("CausalAttentionBias", (), {"attn_window_len": 4})()
+    sdpa = functools.partial(fairseq2.LowrankSDPA, method, 8, 16)(bias)
+    layer, x = layer_of(moved(sdpa.core), method), torch.randn(2, 9, 128)
+    for axis, part in layer.named_children():
+        if hasattr(sdpa.core, axis):
+            setattr(sdpa.core, axis, part)  # one part in both, so gradients come together
+    q, k, v = projected(layer, x)
+    layout = SimpleNamespace(packed=False, padded=True, seq_lens=[9, 6])
+    padding = torch.arange(9) >= torch.tensor(layout.seq_lens)[:, None]
+    expected, _ = layer(x, x, x, key_padding_mask=padding, attn_mask=SlidingWindow(4), need_weights=False)
+    same_gradients(layer, sdpa(q, layout, k, layout, v, None)[0].flatten(2), expected, ~padding)
+
+
+@pytest.mark.parametrize("method", FRAMEWORK_METHODS)
+def test_an_inner_attention_of_torchtitan_is_a_layer(method):
+    inner = moved(torchtitan.LowrankInnerAttention(method, 8, 16))
+    layer, x = layer_of(inner.core, method), torch.randn(1, 13, 128)
+    for axis, part in layer.named_children():
+        if hasattr(inner.core, axis):
+            setattr(inner.core, axis, part)
+    starts = torch.tensor([0, 5, 6, 13])
+    q, k, v = (heads[0] for heads in projected(layer, x))
+    output = inner(q, k, v, attention_metadata=Metadata(starts, starts, 7, 7), enable_gqa=True).flatten(1)[None]
+    expected, _ = layer(x, x, x, attn_mask=PackedDocuments(cu_seqlens=starts, causal=True), need_weights=False)
+    same_gradients(layer, output, expected, torch.ones(1, 13, dtype=torch.bool))
 
 
 @pytest.mark.parametrize("window", [None, 3])

@@ -132,7 +132,8 @@ def added_to(module: nn.Module) -> AddedAttention:
             configuration object another model has too, or a part of it.
     """
     if (added := vars(module).get(SLOT)) is None:
-        folder = getattr(getattr(module, "config", None), "name_or_path", "") or "FOLDER"
+        folder = getattr(getattr(module, "config", None), "name_or_path", "")
+        folder = "FOLDER" if folder in ("", "None") else folder  # transformers writes "None" without a folder
         raise UserError(
             f"{type(module).__name__} has no mixing: from_pretrained does not load it, and a model with the same configuration object "
             f'does not share it. Call load_attention(model, "{folder}"), build the model from a copy of its configuration, or call '

@@ -19,6 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from fairseq_lowrank.attention import (
     METHODS,
+    DecodingCache,
     build_attention,
     build_core,
     parameter_groups,
@@ -56,9 +57,9 @@ class Layers(nn.Module):
         self.out = nn.Linear(SIZE, 3)
         self.to(dtype)
 
-    def forward(self, x):
+    def forward(self, x, **options):
         for attention in self.layers:
-            x = x + attention(x, x, x, need_weights=False)[0]
+            x = x + attention(x, x, x, need_weights=False, **options)[0]
         return self.out(x)
 
 
@@ -141,6 +142,23 @@ def mixed_precision(groups, rank):
     for preset in ("mixhead-b", "gated", "mea", "headmix", "knocking-linear", "diff"):
         sharded = fully_shard(Layers(preset, torch.float32), mp_policy=policy)
         torch.testing.assert_close(sharded(x).float(), Layers(preset, torch.float32)(x), **ROUNDED)
+
+
+@case("steps with a cache")
+def steps_with_a_cache(rank):
+    """Policies copy dictionaries of arguments: a cache is an object, and a dictionary that comes back empty is refused."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    policy = MixedPrecisionPolicy(param_dtype=torch.float32, cast_forward_inputs=True)
+    x = vectors(torch.float32)[0]
+    for preset in ("mha", "mixhead-b", "mla", "gated"):
+        sharded, cache, lost = shard(Layers(preset, torch.float32).eval(), mp_policy=policy), DecodingCache(), {}
+        expected = Layers(preset, torch.float32).eval()(x, attn_mask="causal")
+        with torch.no_grad():
+            steps = [sharded(part, attn_mask="causal", incremental_state=cache) for part in x.split((2, 1, 1, 1))]
+            torch.testing.assert_close(torch.cat(steps), expected, **EXACT)
+            sharded(x[:1], incremental_state=lost)
+            refused("DecodingCache", functools.partial(sharded, incremental_state=lost), x[1:2])
 
 
 @case("llama mixhead-b", "mixhead-b", torch.float32, "all")
