@@ -160,6 +160,12 @@ def test_a_part_that_overrides_nothing_of_its_base_is_refused(axis, methods_leav
     assert "own" not in METHODS and "own" not in PARTS[axis]
 
 
+def test_a_part_that_fills_no_step_is_refused(methods_leave):
+    part = type("Own", (SLOTS["head_output"].base,), {"name": "own", "reset_parameters": lambda self: None})
+    with pytest.raises(UserError, match="Own defines no function"):
+        register(Method("own", "Own", "f", {"head_output": part}))
+
+
 def test_a_registered_method_is_built_by_its_name(methods_leave):
     register(MINE)
     layer = build_attention("mine", 8, 2)

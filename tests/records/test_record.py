@@ -150,6 +150,7 @@ def test_bleu_of_tokens_is_named_so(results, tmp_path, capsys, text):
 )
 def test_plain_text_has_bleu_of_sacrebleu(text):
     assert not scores.are_tokenised(text)
+    assert scores.are_tokenised([*text, "they don &apos;t"])
 
 
 def test_bleu_follows_the_language(results, tmp_path, capsys):

@@ -117,6 +117,8 @@ class AttentionMask(TensorTree):
             )
         if self.window is not None and not (self.causal and isinstance(self.window, int) and self.window > 0):
             raise ValueError(f"mask.window={self.window!r}: expected a positive integer, together with causal=True")
+        if documents is None and self.query_start is None:
+            return
         positions, first = self.visible_prefix(queries, keys)
         own_keys = keys - self.num_appended_keys
         if documents is not None:
@@ -169,9 +171,8 @@ class AttentionMask(TensorTree):
     @property
     def hides_otherwise(self) -> bool:
         """True if anything but causality hides keys or is added to scores."""
-        return any(
-            part is not None for part in (self.key_padding, self.additive, self.window, self.documents, self.rule)
-        )
+        tensors = self.key_padding is not None or self.additive is not None or self.documents is not None
+        return tensors or self.window is not None or self.rule is not None
 
     @property
     def is_causal_alone(self) -> bool:

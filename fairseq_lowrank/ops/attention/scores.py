@@ -88,8 +88,8 @@ class DotProduct(TensorTree):
         batch, heads, _, dim = q.shape
         if heads < 1 or dim < 1:
             raise ValueError(f"q of shape {list(q.shape)}: expected [B, H, T, D] with H and D of 1 or more")
-        groups = k.size(1)
-        if groups < 1 or heads % groups or k.shape != (batch, groups, k.size(2), dim):
+        key_batch, groups, _, key_dim = k.shape
+        if groups < 1 or heads % groups or key_batch != batch or key_dim != dim:
             raise ValueError(
                 f"k of shape {list(k.shape)} does not fit q {list(q.shape)}: expected [B, G, S, D] = [{batch}, G, S, {dim}], G dividing {heads}"
             )

@@ -53,9 +53,10 @@ def device_unsupported_reason(device: torch.device, dtype: torch.dtype) -> str |
 def compute(call: AttentionCall) -> tuple[Tensor, None]:
     scores, v = call.dot_product, call.v
     q, k = scores.q, scores.k
-    causal, tensor = hides_later_keys(call), needs_causal_tensor(call)
+    causal, other = hides_later_keys(call), has_other_masks(call)
+    tensor = causal and needs_causal_tensor(call)
     dense = None
-    if tensor or has_other_masks(call):
+    if tensor or other:
         dtype = dtype_of_operations(q)
         dense = call.mask.dense(q, k.size(2), dtype)
         for bias in (call.score_bias, _spread(call)):
@@ -178,7 +179,10 @@ def needs_causal_tensor(call: AttentionCall) -> bool:
 
 def needs_whole_tensor(call: AttentionCall) -> bool:
     """Return True if causality, documents, a rule or a bias of distances have to become a tensor of queries and keys."""
-    return call.distance_bias is not None or call.mask.counts_queries or needs_causal_tensor(call)
+    mask = call.mask
+    if call.distance_bias is not None or mask.documents is not None or mask.rule is not None:
+        return True
+    return mask.causal and needs_causal_tensor(call)
 
 
 def has_other_masks(call: AttentionCall) -> bool:

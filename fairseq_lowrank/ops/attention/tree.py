@@ -94,15 +94,11 @@ def _unflatten(structure: Structure, tensors: Iterator[Tensor], numbers: Iterato
 
 def is_traced(tensor: Tensor) -> bool:
     """Return True while tracing (``torch.compile``, ``torch.export``, meta and fake tensors), when values cannot be read."""
-    return torch.compiler.is_compiling() or tensor.is_meta or _in_tracing_mode(tensor)
-
-
-def _in_tracing_mode(tensor: Tensor) -> bool:
-    """Return True for a tensor of ``FakeTensorMode``, and for any tensor while this mode or ``make_fx`` is on."""
-    if type(tensor).__name__ == "FakeTensor":
+    if torch.compiler.is_compiling() or tensor.is_meta or type(tensor).__name__ == "FakeTensor":
         return True
     if not torch._C._len_torch_dispatch_stack():
         return False
+    # FakeTensorMode or make_fx is on
     return any(torch._C._get_dispatch_mode(mode) is not None for mode in (_FAKE, _PROXY))
 
 
