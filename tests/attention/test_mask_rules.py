@@ -5,7 +5,15 @@ import torch
 from attention_problems import call_of
 from torch.nn.attention.flex_attention import create_block_mask
 
-from fairseq_lowrank.attention import DecodingCache, Prefix, Visible, build_attention, build_core
+from fairseq_lowrank.attention import (
+    DecodingCache,
+    PackedDocuments,
+    Prefix,
+    SlidingWindow,
+    Visible,
+    build_attention,
+    build_core,
+)
 from fairseq_lowrank.ops.attention import BACKENDS, check_backend
 
 WIDTH, HEADS, LENGTH = 16, 2, 6
@@ -86,16 +94,31 @@ def test_a_function_counts_queries_from_query_start():
     torch.testing.assert_close(core(q[:, :, 4:], q, q, band), whole[:, :, 4:])
 
 
-def test_a_function_compiles_as_one_graph():
+@pytest.mark.parametrize("preset", ["mixhead-a", "diff"])  # diff repeats heads
+def test_a_function_compiles_as_one_graph(preset):
     torch._dynamo.reset()
-    core, q = build_core("mixhead-a", HEADS, 4), torch.randn(2, HEADS, LENGTH, 4)
+    core = build_core(preset, HEADS, 4)
+    q, v = torch.randn(2, HEADS * 2 ** (preset == "diff"), LENGTH, 4), torch.randn(2, HEADS, LENGTH, 4)
+    x = torch.randn(2, LENGTH, HEADS * 4)
 
     def band(b, h, q, kv):
         return (q - kv).abs() <= 1
 
     compiled = torch.compile(core, fullgraph=True, backend="aot_eager")
     for mask in (band, Prefix(2)):
-        torch.testing.assert_close(compiled(q, q, q, mask), core(q, q, q, mask))
+        torch.testing.assert_close(compiled(q, q, v, mask, inputs=x), core(q, q, v, mask, inputs=x))
+
+
+@pytest.mark.parametrize("preset", ["mixhead-a", "alibi"])
+def test_masks_compile_with_symbolic_numbers(preset):
+    torch._dynamo.reset()
+    core = build_core(preset, HEADS, 4)
+    compiled = torch.compile(core, fullgraph=True, dynamic=True, backend="aot_eager")
+    documents = PackedDocuments(ids=torch.arange(LENGTH)[None] // 3)
+    for mask in (SlidingWindow(2), SlidingWindow(4), Prefix(2), documents):
+        for length in (LENGTH, LENGTH + 3) if mask is not documents else (LENGTH,):
+            q = torch.randn(2, HEADS, length, 4)
+            torch.testing.assert_close(compiled(q, q, q, mask), core(q, q, q, mask))
 
 
 def test_kernels_refuse_rules_and_auto_takes_another_backend():

@@ -157,6 +157,8 @@ def check_rate(name: str, rate: float) -> None:
 def _broadcasts(tensor: Tensor, shape: tuple[int, ...]) -> bool:
     if tensor.dim() > len(shape):
         return False
+    # compilers do not find symbolic sizes by "in"
     return all(
-        size in (1, expected) for size, expected in zip(tensor.shape, shape[len(shape) - tensor.dim() :], strict=True)
+        size == 1 or size == expected
+        for size, expected in zip(tensor.shape, shape[len(shape) - tensor.dim() :], strict=True)
     )

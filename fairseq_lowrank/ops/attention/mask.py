@@ -57,6 +57,14 @@ class PartOfRule(MaskRule):
     head: int = 0
     repeats: int = 1
 
+    @property
+    def is_function(self) -> bool:  # type: ignore[override]
+        return self.rule.is_function
+
+    @property
+    def differs_by_head(self) -> bool:  # type: ignore[override]
+        return self.rule.differs_by_head
+
     def visible(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return self.rule.visible(batch + self.batch, (head + self.head) // self.repeats, query, key)
 
@@ -122,7 +130,11 @@ class AttentionMask(TensorTree):
         positions, first = self.visible_prefix(queries, keys)
         own_keys = keys - self.num_appended_keys
         if documents is not None:
-            if documents.dim() != 2 or documents.size(0) not in (1, batch) or documents.size(1) != own_keys:
+            if (
+                documents.dim() != 2
+                or (documents.size(0) != 1 and documents.size(0) != batch)
+                or documents.size(1) != own_keys
+            ):
                 raise ValueError(
                     f"mask.documents of shape {list(documents.shape)}: expected {[batch, own_keys]}, or 1 in place of {batch}"
                 )

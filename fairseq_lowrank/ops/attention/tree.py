@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, Self
 
@@ -121,7 +122,11 @@ def encode(structure: Any) -> str:
         return "null"
     if isinstance(structure, bool):
         return "true" if structure else "false"
-    return f'"{structure}"' if isinstance(structure, str) else f"{structure}"
+    if isinstance(structure, str):
+        return f'"{structure}"'
+    return str(
+        operator.index(structure)
+    )  # a compiler may have made a number symbolic; this specialises the graph to it
 
 
 @functools.lru_cache(maxsize=1024)
