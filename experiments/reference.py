@@ -67,12 +67,6 @@ def attention_page() -> str:
         for name in signature
         if name in arguments or name == "preset"
     ]
-    forward = inspect.signature(MultiheadAttention.forward).parameters
-    calls = [
-        (f"`{name}`", _default(forward[name].default), _cell(text))
-        for name, text in _arguments(MultiheadAttention.forward).items()
-        if name in forward
-    ]
     return _page(
         "Attention: flags, layer, call",
         "This page is written from the code by `python -m experiments reference`.",
@@ -90,8 +84,8 @@ def attention_page() -> str:
         _table(("argument", "default", "meaning"), rows),
         _section(build_attention, "Raises"),
         "## `layer(query, key, value, …)`",
-        "T is the number of queries, S the number of keys, B the batch size, H the number of heads.",
-        _table(("argument", "default", "meaning"), calls),
+        "A call takes the arguments of `torch.nn.MultiheadAttention` and of fairseq's. T is the number of queries, S the number of keys, "
+        "B the batch size, H the number of heads. `help(MultiheadAttention.forward)` explains each argument.",
         "**Returns** " + _section(MultiheadAttention.forward, "Returns"),
         "**Decoding.** Pass the same `DecodingCache` as `incremental_state` at each step, and one new position as query, key and value.",
         "**Compile and export.** [What works](pytorch.md#compile-export-half-precision)",

@@ -421,11 +421,6 @@ def index() -> str:
         for name, variant in variants().items()
         for cost in (costs(variant),)
     )
-    reasons = "".join(
-        f"| [{name}]({PAGES[name].on or name}.md) | {PAGES[name].advice} |\n"
-        for name, variant in variants().items()
-        if variant.preset
-    )
     classes = "".join(f"- **{name}**: {meaning} (`{CLASS_TESTS[name]}`).\n" for name, meaning in CLASSES.items())
     return (
         "# Methods\n\n"
@@ -451,9 +446,7 @@ def index() -> str:
         "`diff` is OV because its factor depends on the query. With a constant factor it equals plain attention of twice the heads "
         "(`test_difference_with_a_constant_factor_is_plain_attention_of_twice_the_heads`).\n\n"
         "| method | | class | parameters | counted | cached per token |\n| --- | --- | --- | --- | --- | --- |\n"
-        f"{rows}\n"
-        "## When to use a method\n\n"
-        f"| `--attention` | advice |\n| --- | --- |\n{reasons}"
+        f"{rows}"
     )
 
 
