@@ -4,8 +4,8 @@
     python benchmarks/jobs.py --tiny                                       a minute: does it run?
     python benchmarks/jobs.py --table benchmarks/results/jobs.json         print the table of a file
 
-Every row is a process. The rows of a job take turns in every round. Seconds are those of the job without start-up, as fairseq
-logs them; the ratio is the median of the ratios within a round. Memory is the largest resident set. One more run of a row under
+Every row is a process. The rows of a job take turns in every round. Seconds are those of a processor (user and system) for the
+steps of the job, without start-up and the first step; the ratio is the median of the ratios within a round. Memory is the largest resident set. One more run of a row under
 PyTorch's profiler says where the time goes. The row `fairseq` has fairseq's own attention; Llama's `sdpa` has that of PyTorch.
 """
 
@@ -16,6 +16,7 @@ import json
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -34,13 +35,12 @@ JOBS = {
     "Llama training": ["sdpa", "mixhead-a"],
     "Llama generation": ["sdpa", "mixhead-a"],
 }
-SECONDS = {
-    "train": r'"train_wall": "([\d.]+)"',
-    "generate": r"Translated .* in ([\d.]+)s",
-    "eval_lm": r"Evaluated .* in ([\d.]+)s",
-    "llama": r"^seconds ([\d.]+)",
+STEPS = {
+    "train": ("fairseq.trainer", "Trainer", "train_step"),
+    "generate": ("fairseq.tasks.fairseq_task", "FairseqTask", "inference_step"),
+    "eval_lm": ("fairseq.sequence_scorer", "SequenceScorer", "generate"),
 }
-"""Where a command's output has its seconds; the last one counts."""
+"""The function of each command whose calls after the first are timed."""
 KINDS = {
     "linear layers": r"addmm|::mm$|mkldnn|linear",
     "attention": r"bmm|softmax$|_softmax_backward|scaled_dot_product|flash",
@@ -53,11 +53,11 @@ def corpus(folder: Path, size: int) -> None:
     """Make binarised data: pairs of 15 words and a text of 512 words a line, drawn from a vocabulary of 8,000 by Zipf's law."""
     draw = random.Random(1)
     words, weights = [f"w{number}" for number in range(8000)], [1 / (1 + number) for number in range(8000)]
-    for split, lines in (("train", 40 * size), ("valid", 4), ("test", 2 * size)):
+    for split, lines in (("train", 40 * size), ("valid", 4), ("test", 4 * size)):
         for ending, length in (("de", 15), ("en", 15), ("txt", 512)):
             text = (
                 " ".join(draw.choices(words, weights, k=length))
-                for _ in range(lines if length == 15 else lines // 10 + 4)
+                for _ in range(lines if length == 15 else lines // 40 + 4 if split == "train" else 6)
             )
             (folder / f"{split}.{ending}").write_text("\n".join([*text, " ".join(words)]) + "\n")
     prefixes = [word for split in ("train", "valid", "test") for word in (f"--{split}pref", split)]
@@ -74,7 +74,12 @@ def command(job: str, row: str, options: argparse.Namespace) -> list[str]:
         return ["llama", preset, job.split()[1], str(options.updates)]
     plugin = ["--user-dir", str(ROOT / "fairseq_lowrank")]
     attention = [] if preset == PLAIN else ["--attention", preset]
-    save = ["--save-dir", f"{job[:4]}-{preset}", "--no-epoch-checkpoints", "--disable-validation"]
+    save = [
+        "--save-dir",
+        f"{job[:4]}-{preset}{row[len(preset) :][-6:]}",
+        "--no-epoch-checkpoints",
+        "--disable-validation",
+    ]
     train = [
         "--optimizer",
         "adam",
@@ -93,7 +98,7 @@ def command(job: str, row: str, options: argparse.Namespace) -> list[str]:
         sizes = (
             "--arch transformer_iwslt_de_en --encoder-layers 3 --decoder-layers 3 --dropout 0.1 --share-all-embeddings"
         )
-        return ["train", "pairs", *sizes.split(), "--max-tokens", "2048", *train]
+        return ["train", "pairs", *sizes.split(), "--max-tokens", "1024", *train]
     if job == "language model training":
         sizes = "--arch transformer_lm --task language_modeling --decoder-layers 4 --decoder-attention-heads 8 --dropout 0.1"
         lengths = (
@@ -151,10 +156,10 @@ def llama(attention: str, what: str, updates: int) -> None:
     model = LlamaForCausalLM(LlamaConfig(vocab_size=8000, attn_implementation="sdpa", **sizes))
     if attention != "sdpa":
         apply_attention(model, attention)
-    optimizer, tokens = torch.optim.Adam(model.parameters(), lr=1e-4), torch.randint(8000, (4, 512))
+    optimizer, tokens = torch.optim.Adam(model.parameters(), lr=1e-4), torch.randint(8000, (2, 512))
     for step in range(updates + 1):  # the first is not counted
         if step == 1:
-            start = time.perf_counter()
+            start = time.process_time()
         if what == "training":
             model(tokens, labels=tokens).loss.backward()
             optimizer.step()
@@ -162,7 +167,7 @@ def llama(attention: str, what: str, updates: int) -> None:
         elif step in (0, 1):
             new = 16 if step == 0 else 4 * updates
             model.eval().generate(tokens[:, :64], max_new_tokens=new, min_new_tokens=new, do_sample=False, num_beams=2)
-    print(f"seconds {time.perf_counter() - start:.3f}")
+    print(f"seconds {time.process_time() - start:.3f}")
 
 
 def child(words: list[str], profile: bool) -> None:
@@ -175,7 +180,21 @@ def child(words: list[str], profile: bool) -> None:
         if words[0] == "llama":
             return llama(words[1], words[2], int(words[3]))
         sys.argv = [f"fairseq-{words[0]}", *words[1:]]
-        return import_module(f"fairseq_cli.{words[0]}").cli_main()
+        if words[0] not in STEPS:
+            return import_module(f"fairseq_cli.{words[0]}").cli_main()
+        module, kind, name = STEPS[words[0]]
+        owner, taken = getattr(import_module(module), kind), []
+        step = getattr(owner, name)
+
+        def timed(*args, **kwargs):
+            start = time.process_time()
+            found = step(*args, **kwargs)
+            taken.append(time.process_time() - start)
+            return found
+
+        setattr(owner, name, timed)
+        import_module(f"fairseq_cli.{words[0]}").cli_main()
+        print(f"seconds {sum(taken[1:]):.3f}")
 
     if not profile:
         return work()
@@ -192,6 +211,8 @@ def run(words: list[str], folder: Path, *, onednn: bool = False, profile: bool =
     """Run a command as a process of its own; return its seconds, its CPU seconds and its memory in MiB."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "LOWRANK_ENABLE": "onednn-linear" if onednn else ""}
     line = [sys.executable, __file__, *(["--profile"] if profile else []), "--child", *words]
+    if "--save-dir" in words:  # a training that was finished there would be resumed
+        shutil.rmtree(folder / words[words.index("--save-dir") + 1], ignore_errors=True)
     with (folder / "output").open("w+") as output:
         process = subprocess.Popen(line, cwd=folder, env=environment, stdout=output, stderr=output)
         _, status, used = os.wait4(process.pid, 0)
@@ -200,7 +221,7 @@ def run(words: list[str], folder: Path, *, onednn: bool = False, profile: bool =
         text = output.read()
     if process.returncode:
         raise SystemExit(f"{' '.join(words)} failed:\n{text[-3000:]}")
-    seconds = re.findall(SECONDS[words[0]], text, re.MULTILINE) if words[0] in SECONDS else []
+    seconds = re.findall(r"^seconds ([\d.]+)", text, re.MULTILINE)
     kinds = re.findall(r"^kinds (.*)", text, re.MULTILINE)
     return {
         "seconds": float(seconds[-1]) if seconds else None,
@@ -249,7 +270,7 @@ def measured(options: argparse.Namespace) -> list[dict]:
                 own = [one[row] for one in rounds]
                 profiled = (
                     run(command(job, row, options), folder, onednn="oneDNN" in row, profile=True)
-                    if row in (rows[0], "mixhead-a")
+                    if row == "mixhead-a"
                     else {}
                 )
                 ratios = [one[row]["seconds"] / one[rows[0]]["seconds"] for one in rounds]
@@ -309,7 +330,7 @@ def main() -> None:
     parser.add_argument(
         "--minutes", type=float, default=10.5, help="start no further round when a job's share of this is over"
     )
-    parser.add_argument("--updates", type=int, default=30, help="updates of a training")
+    parser.add_argument("--updates", type=int, default=8, help="updates of a training")
     parser.add_argument("--size", type=int, default=100, help="size of the corpus, in units of 40 pairs")
     parser.add_argument("--profile", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--child", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
