@@ -124,9 +124,8 @@ def encode(structure: Any) -> str:
         return "true" if structure else "false"
     if isinstance(structure, str):
         return f'"{structure}"'
-    return str(
-        operator.index(structure)
-    )  # a compiler may have made a number symbolic; this specialises the graph to it
+    # A compiler may have made a number symbolic. This makes the graph one for this number.
+    return str(operator.index(structure))
 
 
 @functools.lru_cache(maxsize=1024)
