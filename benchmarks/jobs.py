@@ -2,7 +2,7 @@
 
     python benchmarks/jobs.py --output benchmarks/results/jobs.json        12 minutes on two quiet cores
     python benchmarks/jobs.py --tiny                                       a minute: does it run?
-    python benchmarks/jobs.py --table benchmarks/results/jobs.json         print the table of a file
+    python benchmarks/jobs.py --table benchmarks/results/jobs.json --page docs/performance.md        put the table into the page
 
 Every row is a process. The rows of a job take turns in every round. Seconds are those of a processor (user and system) for the
 steps of the job, without start-up and the first step; the ratio is the median of the ratios within a round. Memory is the largest resident set. One more run of a row under
@@ -323,6 +323,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=measure.new_file(".json"), help="file of results")
     parser.add_argument("--table", type=Path, help="print the table of a file of results, and measure nothing")
+    parser.add_argument("--page", type=Path, help="with --table: the page whose table of jobs is replaced")
     parser.add_argument(
         "--tiny", action="store_true", help="one round of two updates each, and a quickstart with SMOKE=1"
     )
@@ -338,7 +339,11 @@ def main() -> None:
     if options.child:
         return child(options.child, options.profile)
     if options.table:
-        return print(table(json.loads(options.table.read_text())["results"]))
+        shown = table(json.loads(options.table.read_text())["results"])
+        if options.page:
+            text, count = re.subn(r"\| job \| attention .*\n(\|.*\n)*", shown + "\n", options.page.read_text())
+            options.page.write_text(text if count == 1 else parser.error(f"--page {options.page}: no table of jobs"))
+        return print(shown)
     if options.tiny:
         options.rounds, options.updates, options.size = 1, 2, 5
     results = measured(options)

@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 import attention
 import gpu
+import jobs
 import measure
 import transformers_layers
 
@@ -175,20 +176,36 @@ def test_measurements_of_a_gpu_run_on_a_cpu(tmp_path):
     assert found["goals"][0]["met"]
 
 
-@pytest.mark.usefixtures("quick_starts")
-def test_generation_is_compared_with_fairseq_in_a_process_without_this_package(
-    translation_data, fairseq_command, tmp_path
-):
-    texts = [f"--{split}pref={translation_data.parent / split}" for split in ("train", "valid", "test")]
-    fairseq_command("preprocess", "-s", "de", "-t", "en", *texts, "--joined-dictionary", "--destdir", tmp_path)
-    small = "--sentences 8 --batch 4 --beam 2 --length 3 --layers 1 --embed-dim 16 --heads 2 --rounds 2 --threads 1"
-    output = ["--rows", "stock", "mha", "--output", tmp_path / "generation.json"]
-    code = [sys.executable, BENCHMARKS / "generation.py", tmp_path, *small.split(), *output]
-    measured = subprocess.run(code, capture_output=True, text=True)
-    assert measured.returncode == 0, measured.stderr
-    stock, mha = json.loads((tmp_path / "generation.json").read_text())["results"]
-    assert (stock["row"], stock["ratio"], mha["row"]) == ("stock", 1, "mha")
-    assert stock["cached_bytes_per_token"] == mha["cached_bytes_per_token"] == 2 * 16 * 4
+def test_the_table_of_jobs_replaces_that_of_the_page(tmp_path, capsys, monkeypatch):
+    row = {
+        "job": "generate",
+        "row": "mha",
+        "rounds": 3,
+        "seconds": 4.0,
+        "ratio": 1.04,
+        "cpu_seconds": 9,
+        "mebibytes": 1234,
+    }
+    shares = {"linear layers": 0.5, "other": 0.3, "attention": 0.15, "loss": 0.05}
+    start = {"job": "quickstart", "seconds": 61.2, "cpu_seconds": 110.4, "bleu": {"mixhead-a": 95.1, "mha": 94.9}}
+    (tmp_path / "jobs.json").write_text(json.dumps({"results": [row | {"kinds": shares}, start]}))
+    page = tmp_path / "page.md"
+    page.write_text("before\n\n| job | attention | time |\n| --- | --- | --- |\n| old | row | 1 |\n\nafter\n")
+    monkeypatch.setattr(sys, "argv", ["jobs.py", "--table", str(tmp_path / "jobs.json"), "--page", str(page)])
+    jobs.main()
+    shown = capsys.readouterr().out
+    assert page.read_text() == f"before\n\n{shown}\nafter\n"
+    assert "| generate | `mha` | 1.04 | 4.0 | 1,234 | linear layers 50 %, other 30 %, attention 15 % |" in shown
+    assert "| quickstart | both | – | 61 (110 of CPU) | – | BLEU: mixhead-a 95.1, mha 94.9 |" in shown
+
+
+@pytest.mark.parametrize("what", ["training", "generation"])
+def test_a_small_llama_is_timed_after_its_first_step(what, capsys, monkeypatch):
+    monkeypatch.setattr(torch, "randint", lambda most, size: torch.zeros(2, 16, dtype=torch.long))
+    jobs.child(["llama", "mixhead-a", what, "1"], profile=True)
+    seconds, kinds = capsys.readouterr().out.splitlines()[-2:]
+    assert float(seconds.removeprefix("seconds ")) > 0
+    assert sum(json.loads(kinds.removeprefix("kinds ")).values()) == pytest.approx(1, abs=0.01)
 
 
 @pytest.mark.parametrize("name, what", [("bert", "training"), ("llama", "forward"), ("llama", "generation")])
