@@ -59,7 +59,10 @@ def corpus(folder: Path, size: int) -> None:
                 " ".join(draw.choices(words, weights, k=length))
                 for _ in range(lines if length == 15 else lines // 40 + 4 if split == "train" else 6)
             )
-            (folder / f"{split}.{ending}").write_text("\n".join([*text, " ".join(words)]) + "\n")
+            (folder / f"{split}.{ending}").write_text(
+                "\n".join([*text, *(" ".join(words[i : i + 15]) for i in range(0, 8000, 15) if split == "train")])
+                + "\n"
+            )
     prefixes = [word for split in ("train", "valid", "test") for word in (f"--{split}pref", split)]
     pairs = [*prefixes, "--source-lang", "de", "--target-lang", "en", "--joined-dictionary", "--destdir", "pairs"]
     text = [word + ".txt" if word in ("train", "valid", "test") else word for word in prefixes]
@@ -331,7 +334,7 @@ def main() -> None:
     parser.add_argument(
         "--minutes", type=float, default=10.5, help="start no further round when a job's share of this is over"
     )
-    parser.add_argument("--updates", type=int, default=8, help="updates of a training")
+    parser.add_argument("--updates", type=int, default=16, help="updates of a training")
     parser.add_argument("--size", type=int, default=100, help="size of the corpus, in units of 40 pairs")
     parser.add_argument("--profile", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--child", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)

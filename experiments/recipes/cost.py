@@ -219,11 +219,12 @@ def lines(runs: Iterable[Run], gpus: int = 1) -> Iterator[str]:
         yield f"{run}: {_described(found, gpus)}, {_number(memory(run))} GB of memory on each GPU"
     corpora = {corpus.name: corpus for corpus in (parse_corpus_name(one.corpus)[0] for one in every)}
     megabytes = sum(corpus.download for corpus in corpora.values())
+    seeds = len({run.seed for run in every})
     left_out = f", without {len(unknown)} trainings" if unknown else ""
     yield f"{len(every)} trainings (estimates{left_out}): {_described(total, gpus)}; at most {megabytes:,} MB of downloads"
     yield (
-        "Each training alone on one GPU" + (f", or on {gpus} at {gpus} times its speed" if gpus > 1 else "") + ", one "
-        f"seed. Scoring takes {_number(total.gpu_scoring)} more hours on it, or {_number(total.cpu_scoring)} on 2 cores. Once a row has "
+        "Each training alone on one GPU" + (f", or on {gpus} at {gpus} times its speed" if gpus > 1 else "") + ", "
+        f"{'one seed' if seeds == 1 else f'{seeds} seeds'}. Scoring takes {_number(total.gpu_scoring)} more hours on it, or {_number(total.cpu_scoring)} on 2 cores. Once a row has "
         f"its line, its checkpoints may be deleted: then {_number(largest)} GB are enough."
     )
     if counted_as_plain:

@@ -31,7 +31,8 @@ def test_epochs_count_the_tokens_of_a_known_corpus_and_others_are_said(recipe, s
     assert cost.cost(replace(run, data=run.data / "none")).tokens == 2 * cost.EPOCH_TOKENS["iwslt14"]
     assert cost.cost(run).tokens == 2 * cost.epoch_tokens(run)
     unknown = replace(run, corpus="wmt14", data=run.data / "none")
-    other, _, total, _ = list(cost.lines([unknown, own.run(own.rows["mha"], settings(seed=2))]))
+    other, _, total, alone = list(cost.lines([unknown, own.run(own.rows["mha"], settings(seed=2))]))
+    assert "one GPU, 2 seeds. Scoring takes" in alone
     with pytest.raises(ValueError, match="wmt14 is not prepared yet"):
         list(cost.lines([unknown]))
     assert "wmt14 is not prepared yet, so its number of tokens is not known" in other
