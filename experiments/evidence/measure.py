@@ -32,8 +32,9 @@ from experiments.engine import refuse_dirty
 from fairseq_lowrank.files import read_lines, regular_file, say, write_lines
 from fairseq_lowrank.records.locks import locked
 from fairseq_lowrank.records.results import append_line
+from fairseq_lowrank.tools.measuring.curve import lower_end
 from fairseq_lowrank.tools.measuring.layers import LayerSubject
-from fairseq_lowrank.tools.measuring.measurement import lower_end, measure
+from fairseq_lowrank.tools.measuring.measurement import measure
 from fairseq_lowrank.tools.measuring.subject import BITS, Metric
 from fairseq_lowrank.tools.measuring.verdict import TOLERANCE
 

@@ -11,14 +11,18 @@ training is needed. The loss is:
 
 Without --sequences, as many are taken as have 6,144 tokens, at least 48 and at most 384. --quick takes a third, and tries fewer ranks.
 
-What attention is worth is the loss at rank 0, where all keys are alike, minus the loss of the uncut model. The need is the least rank
-that costs at most 0.2 % of this worth (--tolerance), with a 95 % interval over sequences. Needs at 5 and 25 times the tolerance show
-how steep the curve is. A need is an upper bound: another basis may do with fewer. A second need is that of cuts by a basis for each
-sequence alone. There is no verdict if attention is worth less than 1 % of the loss, or if the basis has fewer than ten tokens for
-each direction of a head.
+Attention is worth what it saves against knowing nothing: the loss at rank 0, where all keys are alike, or that of the best constant
+prediction if this is less, minus the loss of the uncut model. The need is the least rank that costs at most 0.2 % of this worth
+(--tolerance), with a 95 % interval over sequences. It is that of the head that needs most, because all heads are cut together.
+--heads cuts each head alone, and compares with what this head is worth. A need is an upper bound: another basis may do with fewer.
+The need from below is that of cuts by a basis for each sequence alone.
+
+There is no verdict if the model is hardly better than the best constant prediction, if attention is worth less than 1 % of the loss,
+or if the basis has fewer than ten tokens for each direction of a head.
 
   fairseq-lowrank measure checkpoint_best.pt                                the data of its training, subset valid
   fairseq-lowrank measure checkpoint_best.pt --text FILE [--target FILE]    lines in the words of its dictionary
+  fairseq-lowrank measure checkpoint_best.pt --heads --output pictures/     each head alone, with a picture of heads and layers
   fairseq-lowrank measure --transformers FOLDER --text FILE                 blocks of 128 tokens of a text
   fairseq-lowrank measure --transformers MODEL.gguf --text FILE             the same, with quantised weights made float32
   fairseq-lowrank measure --transformers FOLDER --text FILE --target FILE   a model that translates, a pair of lines a sequence
@@ -31,13 +35,13 @@ from pathlib import Path
 
 from fairseq_lowrank.cli import _data, _output
 from fairseq_lowrank.messages import FlagError, UserError, flag_name
-from fairseq_lowrank.tools.measuring.verdict import NONE, TOLERANCE, WORTH
+from fairseq_lowrank.tools.measuring.verdict import NONE, TOLERANCE, answer, sentence
 
 NAME = "measure"
 HELP = "which directions the heads of a trained model use, and what a cut to fewer costs"
 LENGTH = 128
 QUICK_TOKENS = 2048
-CUT = {"scores": "scores", "own": "scores, by a basis for each sequence,", "values": "values"}
+CUT = {"scores": "scores of all heads", "own": "scores, by a basis for each sequence", "values": "values"}
 SEQUENCES = _data.SEQUENCES | {"sequences": None}
 
 
@@ -59,29 +63,37 @@ def add_arguments(parser) -> None:
     parser.add_argument(
         "--quick", action="store_true", help="only the needs of scores, on fewer sequences: minutes for 30 layers"
     )
+    parser.add_argument("--heads", action="store_true", help="also cut each head alone, on eight sequences")
+    parser.add_argument("--all", action="store_true", help="print all verdicts, and tables of cuts and directions")
     enough = "default: as many as have 6,144 tokens, at least 48 and at most 384"
     _data.add_data_arguments(parser, default_sequences=enough)
     parser.set_defaults(**SEQUENCES)
     parser.add_argument(
         "--compare", type=Path, metavar="OTHER", help="another model of the same kind, on the same data"
     )
-    _output.add_output_arguments(parser, "measure.json, measure.csv, and loss against rank as measure.png and .pdf")
+    _output.add_output_arguments(parser, "measure.json, measure.csv, loss against rank as measure.png and .pdf")
 
 
 def run(args) -> None:
     check(args)
-    from fairseq_lowrank.tools.measuring import figure, measurement
+    from fairseq_lowrank.tools.measuring import measurement
 
     paths = [path for path in (args.checkpoint or args.transformers, args.compare) if path is not None]
     labels = _data.default_labels(paths) if args.compare else [paths[0].stem]
     results = []
     for label, path in zip(labels, paths, strict=True):
-        chosen = {"tolerance": args.tolerance, "layers": not args.no_layers, "quick": args.quick}
+        chosen = {"tolerance": args.tolerance, "layers": not args.no_layers, "quick": args.quick, "heads": args.heads}
         results.append(measurement.measure(load(path, args), label, **chosen, seed=args.seed))
     _data.name_other_sequences(results, "sequences_held_out")
     table = [row for result in results for row in rows(result)]
-    text = "\n\n".join(map(as_text, results))
-    _output.publish(args, _output.View(NAME, results, table, text, lambda: {NAME: figure.plot_cuts(results)}))
+    text = "\n\n".join("\n".join([*answer(result), *(details(result) if args.all else ())]) for result in results)
+
+    def draw() -> dict:
+        from fairseq_lowrank.tools.measuring import figure
+
+        return {NAME: figure.plot_cuts(results)} | figure.plot_heads(results)
+
+    _output.publish(args, _output.View(NAME, results, table, text, draw))
 
 
 def check(args) -> None:
@@ -125,44 +137,53 @@ def load(path: Path, args):
 
 
 def rows(result: dict) -> list[dict]:
-    """Return a row for each rank of each cut."""
+    """Return a row for each rank of each cut, and for the need of each head alone."""
     found = []
     for kind, cuts in result["cuts"].items():
         curves = {"all": cuts["all"], **cuts.get("sites", {})}
         curves |= {f"{one['site']} {one['layer']}": one for one in cuts.get("layers", ())}
         for where, curve in curves.items():
             found += [{"label": result["label"], "kind": kind, "where": where, **entry} for entry in curve["ranks"]]
+    for head in result["cuts"]["scores"].get("heads", ()):
+        where = f"{head['site']} {head['layer']} head {head['head']}"
+        found.append({"label": result["label"], "kind": "need", "where": where, "rank": head["need"]})
     return found
 
 
-def as_text(result: dict) -> str:
-    """Return the verdicts, and tables of cuts and of directions."""
-    lines = [
-        f"{result['label']} ({result['model']}): {result['metric']} {result['value']:.4g} on {result['sequences_held_out']} held-out "
-        f"sequences of {result['mean_length']:.0f} tokens; bases from {result['sequences_of_basis']} others "
-        f"({result['tokens_of_basis']} tokens){result['about'] and '; '}{result['about']}",
-        "",
-        *(verdict["text"] for verdict in result["verdicts"]),
-        *(
-            f"{layer['name']}: runs {layer['runs']} times for each sequence, with one basis."
-            for layer in result["layers"]
-            if layer["runs"] > 1
-        ),
-        result["limit"],
+def details(result: dict) -> list[str]:
+    """Return all verdicts, and tables of cuts and of directions."""
+    needs = ", ".join(f"{rank} ({100 * share:g} %)" for share, rank in result["cuts"]["scores"]["all"]["needs"])
+    lines = ["", *(sentence(verdict["text"]) for verdict in result["verdicts"][1:]), f"Need by tolerance: {needs}"]
+    lines += [result["about"]] if result["about"] else []
+    lines += [
+        f"{layer['name']}: runs {layer['runs']} times for each sequence, with one basis"
+        for layer in result["layers"]
+        if layer["runs"] > 1
     ]
     for kind, cuts in result["cuts"].items():
-        curve = cuts["all"]
-        header = [f"{CUT[kind]} cut to rank", *(str(entry["rank"]) for entry in curve["ranks"])]
-        body = [[result["metric"], *(f"{entry['value']:.3f}" for entry in curve["ranks"])]]
-        if "second_metric" in result:
-            body += [[result["second_metric"], *(f"{entry['second_value']:.3f}" for entry in curve["ranks"])]]
-        if curve["worth_share"] >= WORTH:
-            body += [["cost, % of worth", *(f"{100 * entry['cost']:.1f}" for entry in curve["ranks"])]]
-        lines += ["", _output.table(header, body)]
-    lines += [
-        "",
-        "directions that hold 90 % and 99 % of the energy, and the share of the last quarter (median of heads)",
+        lines += ["", f"{CUT[kind]}, cut to a rank", cut_table(cuts["all"], result)]
+    text = "directions with 90 % and 99 % of the energy, and the share of the last quarter (median of heads)"
+    return [*lines, "", text, layer_table(result)]
+
+
+def cut_table(curve: dict, result: dict) -> str:
+    """Return the table of one curve, with a row for each rank."""
+    second = [result["second_metric"]] if "second_metric" in result else []
+    header = ["rank", result["metric"], *second, "cost", "% of loss", "% of worth"]
+    body = [
+        [
+            row["rank"],
+            *(f"{row[name]:.3f}" for name in ("value", "second_value") if name in row),
+            f"{row['added']:.4f}",
+            *(f"{100 * row[name]:,.2f}" for name in ("of_loss", "cost")),
+        ]
+        for row in curve["ranks"]
     ]
+    return _output.table(header, body)
+
+
+def layer_table(result: dict) -> str:
+    """Return the table of directions, with a row for each layer."""
     header = ["layer", "heads", "one sequence", "one basis", "weights alone", "values", "need"]
     judged = result["verdicts"][0]["verdict"] != NONE
     layers = result["cuts"]["scores"].get("layers", ()) if judged else ()
@@ -176,7 +197,7 @@ def as_text(result: dict) -> str:
         ]
         for layer in result["layers"]
     ]
-    return "\n".join([*lines, _output.table(header, body)])
+    return _output.table(header, body)
 
 
 def spread(found: dict | None) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import fairseq.modules
 import torch
 from fairseq.binarizer import FileBinarizer, VocabularyDatasetBinarizer
-from fairseq.data import data_utils
+from fairseq.data import Dictionary, data_utils
 from fairseq.models.nat import FairseqNATModel
 from torch import Tensor, nn
 
@@ -25,7 +25,7 @@ from fairseq_lowrank.plugin.layer import FairseqAttention
 from fairseq_lowrank.tools.fairseq import checkpoints
 from fairseq_lowrank.tools.fairseq.architecture import attention_layers
 from fairseq_lowrank.tools.measuring.layers import ClassifierSubject, LayerSubject
-from fairseq_lowrank.tools.measuring.subject import BITS, MOST, TOKENS, enough
+from fairseq_lowrank.tools.measuring.subject import BITS, MOST, TOKENS, enough, frequency_bits
 
 TEXT = "text"
 """The name of the subset that :func:`binarise` writes."""
@@ -72,7 +72,9 @@ def load(
         if count is None:
             sizes = [module.head_dim for *_, module in attention_layers(model)]
             samples = samples[: enough([sample["ntokens"] for sample in samples], tokens, max(sizes, default=1))]
-        return subject_of(model, samples, task)
+        subject = subject_of(model, samples, task)
+        subject.available = len(task.dataset(subset))
+        return subject
 
 
 def binarise(data: Path, text: Path, target: Path | None, folder: Path) -> Path:
@@ -130,7 +132,21 @@ def subject_of(model: nn.Module, samples: list[dict], task: Any) -> LayerSubject
     tokens = sum(sample["ntokens"] for sample in samples) / len(samples)
     if score is None:
         return ClassifierSubject(name, layers, samples, functools.partial(_decide, model, head_of(model, task)), tokens)
-    return LayerSubject(name, layers, samples, score, BITS, tokens)
+    words = dictionary_of(task)
+
+    def right(sample: dict) -> Tensor:
+        target = sample[checkpoints.target_of(sample)]
+        return target[target.ne(words.pad())]
+
+    def constant(basis: list[dict], held_out: list[dict]) -> list[tuple[float, float]]:
+        return frequency_bits(map(right, basis), map(right, held_out), len(words))
+
+    return LayerSubject(name, layers, samples, score, BITS, tokens, constant)
+
+
+def dictionary_of(task: Any) -> Dictionary:
+    """Return the dictionary of the words that a task's models predict."""
+    return task.source_dictionary if task.target_dictionary is None else task.target_dictionary
 
 
 def head_of(model: nn.Module, task: Any) -> str | None:
@@ -169,7 +185,7 @@ def scoring(model: nn.Module, sample: dict, task: Any) -> Callable[[dict], tuple
         raise UserError(
             f"{name}: its task ({type(task).__name__}) has no words as targets. Use a model that predicts words."
         )
-    padding = task.target_dictionary.pad() if task.target_dictionary is not None else task.source_dictionary.pad()
+    padding = dictionary_of(task).pad()
 
     def bits(sample: dict) -> tuple[float, float]:
         right = sample[target]

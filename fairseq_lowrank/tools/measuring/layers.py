@@ -19,7 +19,17 @@ from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.ops import AttentionCall
 from fairseq_lowrank.parts import PARTS
 from fairseq_lowrank.tools.measuring.probe import factors
-from fairseq_lowrank.tools.measuring.subject import DECISIONS, LABELS, CallHook, Layer, Metric, Subject, decision_bits
+from fairseq_lowrank.tools.measuring.subject import (
+    DECISIONS,
+    LABELS,
+    CallHook,
+    Layer,
+    Metric,
+    Subject,
+    Values,
+    decision_bits,
+    mean_decision_bits,
+)
 
 AFFINE = 1e-3
 """The greatest relative error of queries and keys that count as affine maps of the inputs."""
@@ -35,6 +45,7 @@ class LayerSubject(Subject):
         score: the metric's sum and its weight on one sample.
         metric: see :class:`.Metric`.
         sequence_length: the mean length of the samples.
+        constant: the values of held-out samples under the best constant prediction for others; None if unknown.
 
     Raises:
         UserError: a layer's scores are not products of queries and keys.
@@ -48,9 +59,10 @@ class LayerSubject(Subject):
         score: Callable[[Any], tuple[float, float]],
         metric: Metric,
         sequence_length: float,
+        constant: Callable[[list[Any], list[Any]], list[tuple[float, float]]] | None = None,
     ) -> None:
         self.name, self.samples, self.score, self.metric = name, samples, score, metric
-        self.sequence_length = sequence_length
+        self.sequence_length, self.best_constant = sequence_length, constant
         self.modules = [module for *_, module in places]
         for place, site, layer, module in places:
             if not module.spec.is_default("score"):
@@ -66,6 +78,12 @@ class LayerSubject(Subject):
     @torch.no_grad()
     def evaluate(self, index: int) -> tuple[float, ...]:
         return self.score(self.samples[index])
+
+    def constant(self, basis: list[int], held_out: list[int]) -> Values | None:
+        if self.best_constant is None:
+            return None
+        first, second = ([self.samples[index] for index in part] for part in (basis, held_out))
+        return dict(zip(held_out, self.best_constant(first, second), strict=True))
 
 
 class ClassifierSubject(LayerSubject):
@@ -92,6 +110,10 @@ class ClassifierSubject(LayerSubject):
     @torch.no_grad()
     def prepare(self, indices: list[int]) -> None:
         self.uncut = {index: self.decide(self.samples[index])[0] for index in indices}
+
+    def constant(self, basis: list[int], held_out: list[int]) -> Values | None:
+        first, second = ([self.uncut[index] for index in part] for part in (basis, held_out))
+        return dict(zip(held_out, mean_decision_bits(first, second), strict=True))
 
     @torch.no_grad()
     def evaluate(self, index: int) -> tuple[float, ...]:

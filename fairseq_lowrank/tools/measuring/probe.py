@@ -49,14 +49,22 @@ def factors(call: AttentionCall) -> tuple[Tensor, Tensor]:
     return torch.cat([one.q for one in mixed], dim=1), torch.cat([one.k for one in mixed], dim=1)
 
 
-def cut_call(call: AttentionCall, kind: Kind, cut: Cut, rank: int) -> AttentionCall:
-    """Return a call whose scores, or values, have at most a rank, by the best map of that rank. At rank 0 all keys are alike."""
+def cut_call(call: AttentionCall, kind: Kind, cut: Cut, rank: int, head: int | None = None) -> AttentionCall:
+    """Return a call whose scores, or values, have at most a rank, by the best map of that rank. At rank 0 all keys are alike.
+
+    Args:
+        head: cut the scores of this head alone.
+    """
     if kind == "values":
         values = call.v.repeat_interleave(call.scores.shape[1] // call.v.size(1), dim=1)
         return replace(call, v=cut.apply(values, rank))
     queries, keys = factors(call)
     scale = call.dot_product.factor
-    queries, keys = truncate(queries, keys, rank) if kind == "own" else (queries, cut.apply(keys, rank))
+    if kind == "own":
+        queries, keys = truncate(queries, keys, rank)
+    else:
+        changed = cut.apply(keys, rank)
+        keys = changed if head is None else torch.cat([keys[:, :head], changed[:, head, None], keys[:, head + 1 :]], 1)
     return replace(call, scores=DotProduct(queries, keys, scale), score_mixing=None)
 
 
@@ -122,7 +130,7 @@ class Probe:
         self.ranks: Mapping[int, int] = {}
         self.kind: Kind = "scores"
         self.cuts: dict[int, Cut] = {}
-        self.divergences: list[Tensor] | None = None
+        self.head: int | None = None
 
     def __call__(self, layer: int, call: AttentionCall) -> AttentionCall:
         """Return the call that the layer computes instead of the given one."""
@@ -131,10 +139,7 @@ class Probe:
         rank = self.ranks.get(layer)
         if rank is None or layer not in self.cuts or rank >= self.size(self.kind, layer):
             return call
-        changed = cut_call(call, self.kind, self.cuts[layer], rank)
-        if self.divergences is not None:
-            self.divergences.append(divergence(call, changed))
-        return changed
+        return cut_call(call, self.kind, self.cuts[layer], rank, self.head)
 
     def size(self, kind: Kind, layer: int) -> int:
         """Return the rank from which a cut changes nothing."""
@@ -149,15 +154,3 @@ class Probe:
         self.layers[layer].calls += 1
         for parts in zip(queries, keys, outputs, strict=True):
             self.layers[layer].add(*parts)
-
-
-def divergence(call: AttentionCall, other: AttentionCall) -> Tensor:
-    """Return the mean KL divergence, in bits, of the second call's patterns from those of the first.
-
-    Patterns are probabilities, so they are those before mixing.
-    """
-    first, second = (attention(replace(one, need_weights=True, prob_mixing=None))[1] for one in (call, other))
-    assert first is not None and second is not None
-    tiny = torch.finfo(first.dtype).tiny
-    logs = (first.clamp_min(tiny) / second.clamp_min(tiny)).log2()
-    return (first * logs).sum(-1).mean()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -60,21 +60,28 @@ class Metric(NamedTuple):
     Args:
         name: what it is, with its unit.
         less_is_better: True for losses.
+        unit: the unit of a difference.
+        ignorance: what the best constant prediction knows; empty if there is none.
     """
 
     name: str
     less_is_better: bool
+    unit: str = ""
+    ignorance: str = ""
 
     def loss(self, value: float, uncut: float) -> float:
         """Return by how much a value is worse than the uncut one."""
         return value - uncut if self.less_is_better else uncut - value
 
 
-BITS = Metric("bits per token", True)
-DECISIONS = Metric("bits per decision of the uncut model", True)
+BITS = Metric("bits per token", True, "bits", "the frequency of words")
+DECISIONS = Metric("bits per decision of the uncut model", True, "bits", "the mean of all decisions")
 """The cross-entropy of a classifier's probabilities with those of the uncut model: its entropy, and the divergence from it."""
-LABELS = Metric("bits per label", True)
-COSINE = Metric("cosine of mean states", False)
+LABELS = Metric("bits per label", True, "bits")
+COSINE = Metric("cosine of mean states", False, "of cosine", "the mean of all states")
+
+Values = dict[int, tuple[float, ...]]
+"""The metric's sum and weight for each sample, and the sum of a second metric."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +123,7 @@ class Subject(ABC):
         second: a further metric, which no verdict uses; None if there is none.
         compares: True if :meth:`prepare` runs the unchanged model.
         about: what a reader must know of the model, such as that its weights were quantised; empty if nothing.
+        available: number of sequences of the data; None if there is no limit.
     """
 
     name: str
@@ -123,6 +131,7 @@ class Subject(ABC):
     second: Metric | None = None
     compares: bool = False
     about: str = ""
+    available: int | None = None
     layers: list[Layer]
     samples: list[Any]
     sequence_length: float
@@ -138,6 +147,42 @@ class Subject(ABC):
     def prepare(self, indices: list[int]) -> None:
         """Compute what :meth:`evaluate` compares these samples with, on the unchanged model."""
         return None
+
+    def constant(self, basis: list[int], held_out: list[int]) -> Values | None:
+        """Return the values of held-out samples under the constant prediction that is best for the basis, or None.
+
+        A model that knows nothing of a sequence cannot do better, so its loss bounds what attention is worth.
+        """
+        return None
+
+
+def frequency_bits(basis: Iterable[Tensor], held_out: Iterable[Tensor], words: int) -> list[tuple[float, float]]:
+    """Return the bits and the number of the words of each held-out sample, predicted by their frequency in the basis.
+
+    A word that occurs c times among N has p = (c + T/V) / (N + T), where T of the V words occur (Witten and Bell 1991).
+
+    Args:
+        basis, held_out: the words of each sample.
+        words: V, the number of words.
+    """
+    counts = torch.cat([part.flatten() for part in basis]).bincount(minlength=words).double()
+    kinds = (counts > 0).sum()
+    bits = -((counts + kinds / len(counts)) / (counts.sum() + kinds)).log2()
+    return [(bits[part.flatten()].sum().item(), float(part.numel())) for part in held_out]
+
+
+def mean_decision_bits(
+    basis: Sequence[Tensor], held_out: Sequence[Tensor], *, binary: bool = False
+) -> list[tuple[float, float]]:
+    """Return for each held-out sample the :func:`decision_bits` of the mean probabilities of the basis, and their number.
+
+    Args:
+        basis, held_out: the uncut model's logits ``[N, C]`` of each sample.
+    """
+    joined = torch.cat(list(basis)).double()
+    mean = joined.sigmoid().mean(0).logit() if binary else joined.softmax(-1).mean(0).log()
+    bits = [decision_bits(mean.expand_as(part), part, binary=binary) for part in held_out]
+    return [(one, float(part.numel() if binary else len(part))) for one, part in zip(bits, held_out, strict=True)]
 
 
 def decision_bits(logits: Tensor, uncut: Tensor, *, binary: bool = False) -> float:

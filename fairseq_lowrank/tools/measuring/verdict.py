@@ -5,11 +5,7 @@ from __future__ import annotations
 import math
 
 FEW, MOST, ALL, NONE, NOT_MEASURED = "few", "most", "all", "no verdict", "not measured"
-WORDS = {
-    FEW: "uses few of its directions",
-    MOST: "uses most of its directions",
-    ALL: "uses all of its directions: the {size} size may bind",
-}
+WORDS = {FEW: "few are used", MOST: "most are used", ALL: "the {size} size may bind"}
 TOLERANCE = 0.002
 """The share of what attention is worth that a cut may cost. At 0.2 % the needs of all known answers are right, at 1 % 16 of 19.
 
@@ -17,9 +13,11 @@ docs/evidence/measure.md has the models, and the rule that was written before th
 """
 WORTH = 0.01
 """If attention patterns are worth less than this share of the loss, there is no verdict."""
+TRAINED = 0.05
+"""If a model's loss is not this share below that of the best constant prediction, it is hardly trained, and there is no verdict."""
 TOKENS_OF_A_DIRECTION = 10
 """With fewer tokens for each direction of a head, the basis does not hold for other sequences, and there is no verdict."""
-LIMIT = "A cut shows what this model uses now, and not what a model that was trained under a cap would do without it."
+UNSETTLED = "this data cannot settle it"
 
 
 def bounds(size: int) -> tuple[int, int]:
@@ -49,7 +47,7 @@ def sequences_needed(need: int, interval: tuple[int, int], size: int, held_out: 
 def verdicts(result: dict) -> list[dict]:
     """Return a verdict for the whole model, for each site, for values, and for each layer that is not measured.
 
-    Each has ``where``, ``kind``, ``verdict`` and ``text``, and unless not measured also ``need`` and ``size``.
+    Each has ``where``, ``kind``, ``verdict`` and ``text``, and unless not measured also ``need``, ``size`` and ``interval``.
     """
     cuts = result["cuts"]
     sites = cuts["scores"]["sites"]
@@ -58,52 +56,110 @@ def verdicts(result: dict) -> list[dict]:
     if "values" in cuts:
         entries.append(("values", "all heads", cuts["values"]["all"]))
     judged = [_verdict(kind, where, curve, result) for kind, where, curve in entries]
-    never = "it never ran on these sequences"
     return judged + [
-        {"where": name, "kind": "scores", "verdict": NOT_MEASURED, "text": f"{name}: {NOT_MEASURED}, because {never}."}
+        {"where": name, "kind": "scores", "verdict": NOT_MEASURED, "text": f"{name}: it never ran on these sequences"}
         for name in result["never_ran"]
     ]
 
 
 def _verdict(kind: str, where: str, curve: dict, result: dict) -> dict:
     need, size, (low, high) = curve["need"], curve["size"], curve["interval"]
-    begin = f"{where}, the {kind}: "
     found = {"where": where, "kind": kind, "need": need, "size": size, "interval": [low, high]}
-    part = "attention patterns" if kind == "scores" else "the values that attention reads"
-    if curve["worth_share"] < WORTH:
-        rest = "make all keys alike" if kind == "scores" else "replace all values by their mean"
-        text = f"{part} hardly matter here: no verdict. To {rest} costs {_percent(curve['worth_share'])} of the "
-        text += f"{result['metric']}, from {result['value']:.4g} to {curve['ranks'][0]['value']:.4g}."
-        return found | {"verdict": NONE, "text": begin + text}
-    least = TOKENS_OF_A_DIRECTION * size
-    if (tokens := result["tokens_of_basis"]) < least:
-        text = f"no verdict. The basis has {tokens} tokens, and {size} directions need {least}. Give more --sequences."
-        return found | {"verdict": NONE, "text": begin + text}
+    begin = "" if where == "all heads" else f"{where}: "
+    if reason := hardly_trained(result) or _too_little(kind, curve, result):
+        return found | {"verdict": NONE, "text": f"{begin}no verdict: {reason}"}
     ends = judge(low, size), judge(high, size)
+    heads = sum(layer["heads"] for layer in result["layers"] if where in ("all heads", layer["site"]))
+    who = ("the values of " if kind == "values" else "") + (f"some head of the {heads}" if heads > 1 else "the head")
     if ends[0] == ends[1]:
-        verdict = ends[0]
-        text = f"{WORDS[verdict].format(size='head' if kind == 'scores' else 'value')}. "
-    else:
-        verdict = f"between {ends[0]} and {ends[1]}"
-        count = sequences_needed(need, (low, high), size, result["sequences_held_out"])
-        more = result["sequences_of_basis"] + result["sequences_held_out"]
-        more = max(more, math.ceil(more * count / result["sequences_held_out"]))
-        text = f"{verdict} of its directions are used: measure more sequences, about {more} in all. "
-    text += f"At most {need} of {size} are needed (95 % interval {low} to {high})"
-    costs = {entry["rank"]: entry["cost"] for entry in curve["ranks"]}
-    text += f": rank {need} costs {_percent(max(0.0, costs[need]))} of what {part} are worth"
-    if (below := max((rank for rank in costs if rank < need), default=None)) is not None:
-        text += f", and rank {below} costs {_percent(costs[below])}"
-    if kind == "scores" and where == "all heads":
+        words = WORDS[ends[0]].format(size="head" if kind == "scores" else "value")
+        return found | {"verdict": ends[0], "text": f"{begin}{who} needs {need} of {size} directions: {words}"}
+    count = sequences_needed(need, (low, high), size, result["sequences_held_out"])
+    more = result["sequences_of_basis"] + result["sequences_held_out"]
+    more = max(more, math.ceil(more * count / result["sequences_held_out"]))
+    text = f"{begin}{who} needs {low} to {high} of {size} directions: {_remedy(more, result)}"
+    return found | {"verdict": f"between {ends[0]} and {ends[1]}", "text": text}
+
+
+def hardly_trained(result: dict) -> str:
+    """Return why a model is hardly trained; empty if it is trained, or if no constant prediction is known."""
+    value, constant = result["value"], result["constant"]
+    if constant is None or not result["less_is_better"] or value <= (1 - TRAINED) * constant:
+        return ""
+    return f"hardly trained, {result['ignorance']} alone is about as good"
+
+
+def _too_little(kind: str, curve: dict, result: dict) -> str:
+    """Return why attention matters too little, or the basis is too small; empty if neither is so."""
+    if curve["worth_share"] < WORTH:
+        what = (
+            "patterns hardly matter here: to make all keys alike"
+            if kind == "scores"
+            else "values hardly matter: their mean"
+        )
+        return f"{what} costs {percent(curve['worth_share'])} of the loss"
+    least = TOKENS_OF_A_DIRECTION * curve["size"]
+    if (tokens := result["tokens_of_basis"]) >= least:
+        return ""
+    sequences = result["sequences_of_basis"] + result["sequences_held_out"]
+    remedy = _remedy(math.ceil(sequences * least / tokens), result)
+    return f"the basis has {tokens} tokens and needs {least}; {remedy}"
+
+
+def _remedy(sequences: int, result: dict) -> str:
+    """Return what to do about too few sequences: nothing if the data has no more."""
+    available = result["sequences_available"]
+    if available is not None and sequences > available:
+        return UNSETTLED
+    return f"measure about {sequences:,} sequences"
+
+
+def answer(result: dict) -> list[str]:
+    """Return how good the model is, the verdict, and at most six short lines: need, costs, from below, heads and basis.
+
+    No line has more than 100 letters, and the label is shortened for this.
+    """
+    verdict, curve = result["verdicts"][0], result["cuts"]["scores"]["all"]
+    about = f": {result['metric']} {result['value']:.3g}"
+    if result["constant"] is not None:
+        about += f"; {result['ignorance']} alone: {result['constant']:.3g}"
+    lines = [result["label"][: 100 - len(about)] + about, sentence(verdict["text"])]
+    if verdict["verdict"] != NONE:
+        need, size, (low, high) = curve["need"], curve["size"], curve["interval"]
+        largest = max(layer["head_size"] for layer in result["layers"])
+        mixed = f"; heads of {largest}, mixing gives them more" if size > largest else ""
+        lines.append(f"need: at most {need} of {size}, 95 % interval {low} to {high}{mixed}")
+        below = max((row["rank"] for row in curve["ranks"] if row["rank"] < need), default=need)
+        lines += [cost_line(row, result) for row in curve["ranks"] if row["rank"] in (need, below)][::-1]
         own = result["cuts"]["own"]["all"]["need"]
-        found["bracket"] = [own, need]
-        text += f". The need is between {own} and {need} of {size}: {own} if each sequence may choose its directions"
-    text += ". By tolerance it is at most " + ", ".join(f"{rank} ({_percent(share)})" for share, rank in curve["needs"])
-    largest = max(layer["head_size"] for layer in result["layers"])
-    if kind == "scores" and size > largest:
-        text += f". The head size is {largest}; mixing of scores gives a head more directions"
-    return found | {"verdict": verdict, "text": f"{begin}{text}. The basis has {tokens} tokens."}
+        lines.append(f"from below: {own} of {size}, if each sequence may choose its directions")
+    if "heads" in result["cuts"]["scores"] and not hardly_trained(result):
+        lines.append(sentence(heads_text(result["cuts"]["scores"]["heads"])))
+    basis = f"basis: {result['sequences_of_basis']} sequences, {result['tokens_of_basis']:,} tokens"
+    return [*lines, f"{basis}; {result['sequences_held_out']} others are held out"]
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.2g} %"
+def cost_line(row: dict, result: dict) -> str:
+    """Return the cost at a rank in the metric's unit, as a share of the model's loss, and as one of the worth."""
+    shares = f"{percent(row['of_loss'])} of the loss, {percent(row['cost'])} of the worth"
+    return f"rank {row['rank']} costs {row['added']:.2g} {result['unit']}: {shares}"
+
+
+def heads_text(heads: list[dict]) -> str:
+    """Return how many heads need more than half of their directions, if each is cut alone."""
+    many = sum(head["need"] > bounds(head["size"])[0] for head in heads)
+    idle = sum(head["need"] == 0 for head in heads)
+    verb, whose = ("needs", "its") if many == 1 else ("need", "their")
+    text = f"{many} of {len(heads)} heads {verb} more than half of {whose} directions"
+    return text + (f"; {idle} do nothing alone" if idle else "")
+
+
+def sentence(text: str) -> str:
+    """Return a text with a capital letter at the start."""
+    return text[:1].upper() + text[1:]
+
+
+def percent(share: float) -> str:
+    """Return a share in percent with two significant digits, and 0 if it is below 0."""
+    value = 100 * max(0.0, share)
+    return f"{value:,.0f} %" if value >= 100 else f"{value:.2g} %"

@@ -31,9 +31,12 @@ from fairseq_lowrank.tools.measuring.subject import (
     CallHook,
     Layer,
     Subject,
+    Values,
     decision_bits,
     draw,
     enough,
+    frequency_bits,
+    mean_decision_bits,
 )
 from fairseq_lowrank.tools.transformers import pretrained
 
@@ -147,19 +150,39 @@ class TransformersSubject(Subject):
                 return F.cosine_similarity(output, reference, dim=0).item(), 1.0
             decisions = output.numel() if self.binary else len(output)
             return decision_bits(output, reference, binary=self.binary), float(decisions)
-        sample = self.samples[index]
+        sample, target = self.samples[index], self._words(index)
         if self.task == "translation":
-            source, target = sample
-            logits = self.model(input_ids=source, labels=target).logits
+            logits = self.model(input_ids=sample[0], labels=target).logits
         elif self.task == "masked":
             hidden = self._hidden(index, sample)
-            logits = self.model(input_ids=sample.masked_fill(hidden, self.mask_token)).logits
-            logits, target = logits[hidden], sample[hidden]
+            logits = self.model(input_ids=sample.masked_fill(hidden, self.mask_token)).logits[hidden]
         else:
-            logits, target = self.model(input_ids=sample).logits[:, :-1], sample[:, 1:]
+            logits = self.model(input_ids=sample).logits[:, :-1]
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         nats = F.cross_entropy(logits.flatten(0, -2), target.flatten(), reduction="sum").item()
         return nats / math.log(2), float(target.numel())
+
+    def constant(self, basis: list[int], held_out: list[int]) -> Values:
+        first, second = ([self._known(index) for index in part] for part in (basis, held_out))
+        if self.task == "states":
+            mean = torch.stack(first).mean(0)
+            found = [(F.cosine_similarity(mean, state, dim=0).item(), 1.0) for state in second]
+        elif self.task == "classes":
+            found = mean_decision_bits(first, second, binary=self.binary)
+        else:
+            found = frequency_bits(first, second, self.model.config.get_text_config().vocab_size)
+        return dict(zip(held_out, found, strict=True))
+
+    def _known(self, index: int) -> Tensor:
+        """Return the words that a sample asks for, or the uncut model's output."""
+        return self.references[index] if self.compares else self._words(index)
+
+    def _words(self, index: int) -> Tensor:
+        """Return the words that the model predicts on a sample."""
+        sample = self.samples[index]
+        if self.task == "translation":
+            return sample[1]
+        return sample[self._hidden(index, sample)] if self.task == "masked" else sample[:, 1:]
 
     @torch.no_grad()
     def _output(self, index: int) -> Tensor:
@@ -263,24 +286,25 @@ def load(
         if target is None:
             reason = f"{type(model).__name__} reads a source and a target"
             raise FlagError("--text", text, reason, "Add --target FILE, a line for each line of the text.")
-        samples = _pairs(tokenizer, text, target, count or MOST, seed, length)
+        samples, available = _pairs(tokenizer, text, target, count or MOST, seed, length)
         if count is None:
             samples = samples[: enough([labels.size(1) for _, labels in samples], tokens, rank)]
     elif target is not None:
         raise FlagError("--target", target, f"{type(model).__name__} reads one text", "Remove the flag.")
     else:
-        samples = _blocks(tokenizer, text, count or enough([length] * MOST, tokens, rank), seed, length)
+        samples, available = _blocks(tokenizer, text, count or enough([length] * MOST, tokens, rank), seed, length)
     rows = [each for sample in samples for each in (sample if isinstance(sample, tuple) else (sample,))]
     pretrained.check_length(model, rows, "--length", length, "Give a smaller --length.")
     special = tuple(getattr(tokenizer, "all_special_ids", ()) or ())
     mask = getattr(tokenizer, "mask_token_id", None)
     subject = TransformersSubject(model, samples, mask_token=mask, special_tokens=special, seed=seed)
+    subject.available = available
     subject.about = "weights from a GGUF file, dequantised to float32" if pretrained.is_gguf(folder) else ""
     return subject
 
 
-def _blocks(tokenizer, text: Path, count: int, seed: int, length: int) -> list[Tensor]:
-    """Return ``count`` blocks ``[1, length]`` of a text, drawn without replacement."""
+def _blocks(tokenizer, text: Path, count: int, seed: int, length: int) -> tuple[list[Tensor], int]:
+    """Return ``count`` blocks ``[1, length]`` of a text, drawn without replacement, and the number of all blocks."""
     joined = " ".join(line.strip() for line in read_lines(text) if line.strip())
     tokens = tokenizer(joined, add_special_tokens=False, verbose=False)["input_ids"]
     around = tokenizer("", verbose=False)["input_ids"]  # such as [CLS] [SEP]
@@ -290,15 +314,19 @@ def _blocks(tokenizer, text: Path, count: int, seed: int, length: int) -> list[T
     inner = length - len(around)
     if inner < 2:
         raise FlagError("--length", length, "too short for a sequence", "Give at least 4 tokens.")
-    starts = torch.randperm(len(tokens) // inner, generator=torch.Generator().manual_seed(seed))[:count].tolist()
+    available = len(tokens) // inner
+    starts = torch.randperm(available, generator=torch.Generator().manual_seed(seed))[:count].tolist()
     if len(starts) < 2:
         reason = f"has {len(tokens)} tokens, too few for two blocks of {length}"
         raise FlagError("--text", text, reason, "Give a longer text, or a smaller --length.")
-    return [torch.tensor([[*before, *tokens[start * inner : (start + 1) * inner], *after]]) for start in starts]
+    blocks = [torch.tensor([[*before, *tokens[start * inner : (start + 1) * inner], *after]]) for start in starts]
+    return blocks, available
 
 
-def _pairs(tokenizer, text: Path, target: Path, count: int, seed: int, length: int) -> list[tuple[Tensor, Tensor]]:
-    """Return ``count`` pairs of lines, both of at most ``length`` tokens, drawn without replacement."""
+def _pairs(
+    tokenizer, text: Path, target: Path, count: int, seed: int, length: int
+) -> tuple[list[tuple[Tensor, Tensor]], int]:
+    """Return ``count`` pairs of lines, both of at most ``length`` tokens, drawn without replacement, and the number of lines."""
     sources, targets = ([*read_lines(file)] for file in (text, target))
     if len(sources) != len(targets):
         reason = f"has {len(targets)} lines, and {text} has {len(sources)}"
@@ -315,4 +343,4 @@ def _pairs(tokenizer, text: Path, target: Path, count: int, seed: int, length: i
     if len(pairs) < 2:
         reason = f"fewer than two pairs of lines have at most {length} tokens"
         raise FlagError("--text", text, reason, "Give longer texts, or a greater --length.")
-    return pairs
+    return pairs, len(sources)

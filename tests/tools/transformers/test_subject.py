@@ -10,7 +10,7 @@ import transformers
 from transformers_families import BART, SEQUENCE, build
 
 from fairseq_lowrank import cli
-from fairseq_lowrank.cli.measure import as_text
+from fairseq_lowrank.cli.measure import details
 from fairseq_lowrank.huggingface import apply_attention, attention_calls, attention_modules, mixing_state
 from fairseq_lowrank.huggingface.models import small_config
 from fairseq_lowrank.messages import UserError
@@ -151,7 +151,8 @@ def test_whole_measurement(family):
     result = measure(found, family)
     curve = result["cuts"]["scores"]["all"]
     assert result["metric"] == "bits per token"
-    assert curve["ranks"][-1] == {"rank": 8, "value": result["value"], "cost": 0.0}
+    whole = {"rank": 8, "value": result["value"], "added": 0.0, "of_loss": 0.0, "cost": 0.0}
+    assert curve["ranks"][-1] == whole
     assert result["value"] == pytest.approx(sum(a for a, _ in plain[3:]) / sum(b for _, b in plain[3:]))
     assert [entry["rank"] for entry in curve["ranks"]][-2:] == [7, 8]
     assert curve["interval"][0] <= curve["need"] <= curve["interval"][1]
@@ -276,9 +277,10 @@ def test_untrained_models_get_no_verdict(family):
             block.mlp.c_fc.weight.data *= 20
     result = measure(TransformersSubject(model, texts(8), mask_token=3), family)
     assert {verdict["verdict"] for verdict in result["verdicts"]} == {"no verdict"}
-    assert "attention patterns hardly matter here: no verdict" in result["verdicts"][0]["text"]
-    text = as_text(result)
-    assert "scores cut to rank" in text and "cost, % of worth" not in text
+    reason = "patterns hardly matter here" if family == "bert" else "hardly trained, the frequency of words alone"
+    assert reason in result["verdicts"][0]["text"]
+    text = "\n".join(details(result))
+    assert "scores of all heads, cut to a rank" in text
     assert not re.search(r"%\) +\d+$", text, re.MULTILINE)  # layers have no need
     (axes,) = plot_cuts([result]).axes
     assert not any("need" in label.get_text() for label in axes.get_legend().get_texts())
@@ -363,7 +365,8 @@ def test_blocks_of_a_text_have_the_special_tokens_of_the_tokenizer(tmp_path, bef
             return {"input_ids": [*before, *after] if special else [int(word) for word in text.split()]}
 
     (tmp_path / "text").write_text("\n".join(f"{10 + line} {10 + line}" for line in range(30)))
-    blocks = transformers_subject._blocks(Tokenizer(), tmp_path / "text", 3, 1, 8)
+    blocks, available = transformers_subject._blocks(Tokenizer(), tmp_path / "text", 3, 1, 8)
+    assert available == 60 // (8 - len(before) - len(after))
     assert len(blocks) == 3
     for block in blocks:
         words = block[0, len(before) : 8 - len(after)].tolist()
@@ -451,4 +454,4 @@ def test_tokens_of_a_layer_that_runs_several_times_count_once():
     result = measure(found, "albert", quick=True)
     assert result["tokens_of_basis"] == 2 * LENGTH
     assert [layer["runs"] for layer in result["layers"]] == [3]
-    assert "runs 3 times for each sequence, with one basis." in as_text(result)
+    assert "runs 3 times for each sequence, with one basis" in "\n".join(details(result))
