@@ -346,6 +346,20 @@ PAGES: dict[str, Page] = {
         ),
         advice="Use it if attention should carry only what the position does not have itself.",
     ),
+    "thin-keys": Page(
+        notes=(
+            "It is no value of `--attention`: the two flags are all that it sets. The paper's numbers: keys of a quarter of "
+            "the width lose 4.3 % of perplexity at small scale and nothing at 7B parameters; GPT-2 and Mistral cut to a quarter "
+            "and refitted lose 2 %. `test_thin_keys_are_plain_attention_with_rows_of_zeros` proves the class. From a trained "
+            "model: `fairseq-lowrank measure CKPT` says what its heads use, `fairseq-lowrank convert CKPT --head-dim 16 --data "
+            "DATA --output narrow.pt` keeps the best directions and says what they cost, and `fairseq-train "
+            "--finetune-from-model narrow.pt --head-dim 16 --value-dim 64` trains further. Train a control of the full size as "
+            "long. In PyTorch `fairseq_lowrank.tools.narrowing.narrow_heads` does the same. Rotary positions are refused. Counted "
+            "with queries and keys of 16."
+        ),
+        advice="Use it if the cache is too large and heads do not need all their directions.",
+        sizes={"head_dim": 16, "value_dim": 64},
+    ),
     "low-rank-embeddings": Page(
         notes=(
             "The vocabulary bottleneck: if r < d, width beyond r is worth little, and depth is worth more. It works for language models with "

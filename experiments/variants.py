@@ -45,11 +45,22 @@ LOW_RANK_EMBEDDINGS = Method(
     preset=False,
 )
 """The one page that is not about attention, so it is not registered."""
+THIN_KEYS = Method(
+    name="thin-keys",
+    title="Thin keys: small queries and keys, values as they were",
+    formula="as `mha`, with W_Q,i, W_K,i: d × d_k for a small d_k, and values of size d/h (W_V,i: d × d/h; W_O,i: d/h × d)",
+    parameters="2·d·h·d_k + 2·d²",
+    cached="h·d_k + d",
+    kind="restricted",
+    papers=(Paper("Thin Keys", "2026", "https://arxiv.org/abs/2603.04427"),),
+    preset=False,
+)
+"""Two sizes of plain attention, so it is no value of ``--attention``."""
 
 
 def variants() -> dict[str, Method]:
     """Return the variants by the names of their pages."""
-    return METHODS | {LOW_RANK_EMBEDDINGS.name: LOW_RANK_EMBEDDINGS}
+    return METHODS | {one.name: one for one in (THIN_KEYS, LOW_RANK_EMBEDDINGS)}
 
 
 @dataclass(frozen=True)
@@ -256,7 +267,7 @@ def flags(variant: Method) -> str:
         for axes in (_page_sizes(variant), variant.axes)
     )
     if not variant.preset:
-        return f"`{of_parts.strip()}`, with any `--attention`"
+        return f"`{(of_parts or own).strip()}`, with any `--attention`"
     text = f"`--attention {variant.name}{own}`"
     return f"{text}, which is `--attention mha{of_parts}{own}`" if of_parts else text
 

@@ -19,6 +19,9 @@ Sizes of heads, for standard attention:
   mha → fixedhead --head-dim N       exact: queries get zeros and the scale √(N/d_k)
   gqa → mha, or more --key-value-heads   exact: heads of keys and values are repeated
   mha → gqa --key-value-heads N      not exact: each new head is a mean of old heads
+  --head-dim N, smaller than before  not exact: queries and keys keep N directions, and values stay as they were. The cache of
+                                     keys shrinks to N/d_k. One half of --data gives the best directions, and the other half
+                                     measures the difference. Without --data the weights alone give them.
 
 Projections:
 
@@ -33,6 +36,7 @@ keeps its architecture. The other attention flags of fairseq-train go after the 
   fairseq-lowrank convert checkpoint_best.pt --attention mixhead-b --output mixhead-b.pt
   fairseq-lowrank convert mqa-mixed.pt --head-mixing none --output mqa.pt
   fairseq-lowrank convert checkpoint_best.pt --attention gqa --key-value-heads 2 --data DATA --output gqa.pt
+  fairseq-lowrank convert checkpoint_best.pt --head-dim 16 --data DATA --sequences 200 --output narrow.pt
   fairseq-lowrank convert checkpoint_best.pt --attention xsa --attention-sites encoder,decoder --output xsa.pt
 """
 
@@ -68,7 +72,8 @@ def run(args) -> None:
     # data that cannot be read is refused before a file is written
     before = samples_of(args) if args.data else None
     state = checkpoints.load_state(args.checkpoint)
-    state, notes = convert(state, **changes)
+    maps, before = (None, None) if before is None else maps_of(changes.get("head_dim"), *before)
+    state, notes = convert(state, maps=maps, **changes)
     _output.save_checkpoint(state, args.output)
     flags = " ".join(f"{flag_name(name)} {value}" for name, value in changes.items())
     _output.say("\n".join([f"{args.output}: {args.checkpoint} with {flags}", *notes]))
@@ -119,6 +124,30 @@ def samples_of(args) -> tuple:
         raise FlagError("--data", args.data, reason, "Remove the flag.")
     subject.scoring(model, samples[0], task)
     return model, task, samples
+
+
+def maps_of(head_dim, model, task, samples: list[dict]) -> tuple:
+    """Return the maps to smaller heads, if the head size shrinks, and the model, task and samples that measure the difference.
+
+    Raises:
+        UserError: there are too few tokens for the directions of a head.
+    """
+    from fairseq_lowrank.tools.fairseq.architecture import attention_layers
+    from fairseq_lowrank.tools.fairseq.subject import subject_of
+    from fairseq_lowrank.tools.measuring.verdict import TOKENS_OF_A_DIRECTION
+    from fairseq_lowrank.tools.narrowing import check_narrow, maps_of_data
+
+    subject = subject_of(model, samples[: len(samples) // 2], task) if head_dim and len(samples) > 1 else None
+    size = max((layer.head_size for layer in subject.layers), default=0) if subject else 0
+    if head_dim is None or subject is None or size <= head_dim:
+        return None, (model, task, samples)
+    for *_, module in attention_layers(model):
+        check_narrow(module, head_dim)
+    tokens = sum(sample["ntokens"] for sample in subject.samples)
+    if tokens < TOKENS_OF_A_DIRECTION * size:
+        reason = f"one half has {tokens} tokens, and heads of {size} need {TOKENS_OF_A_DIRECTION * size}"
+        raise FlagError("--sequences", len(samples), reason, "Give more.")
+    return maps_of_data(subject, head_dim), (model, task, samples[len(samples) // 2 :])
 
 
 def error_text(args, first, task, samples: list[dict]) -> str:

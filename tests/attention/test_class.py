@@ -57,6 +57,26 @@ def test_plain_weights_give_the_same_outputs(preset, bias):
         )
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_thin_keys_are_plain_attention_with_rows_of_zeros(bias):
+    """Queries and keys of 2 of 4 numbers: the rest is 0, and queries get the factor √2, because plain scores are divided by √4."""
+    thin, x = build("mha", bias, head_dim=2, value_dim=HEAD), inputs()
+    plain = build("mha", bias)
+    with torch.no_grad():
+        for name, parameter in plain.named_parameters():
+            given = thin.get_parameter(name)
+            if name.startswith(("q_proj", "k_proj")):
+                parameter.zero_()
+                rows = parameter.unflatten(0, (HEADS, HEAD))[:, :2]
+                rows.copy_(given.unflatten(0, (HEADS, 2)) * (2**0.5 if name.startswith("q") else 1))
+            else:
+                parameter.copy_(given)
+    for mask in (None, CAUSAL):
+        torch.testing.assert_close(
+            plain(x, x, x, attn_mask=mask)[0], thin(x, x, x, attn_mask=mask)[0], atol=1e-12, rtol=1e-12
+        )
+
+
 def test_the_norm_of_mla_has_no_plain_weights():
     with pytest.raises(UserError, match="latent"):
         plain_attention(build("mla"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections
 import math
 from argparse import Namespace
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +22,8 @@ from fairseq_lowrank.progress import tracked
 from fairseq_lowrank.tools.axes import axes_of
 from fairseq_lowrank.tools.fairseq.architecture import attention_layers, build_model, our_arguments
 from fairseq_lowrank.tools.fairseq.checkpoints import log_probabilities, model_arguments, target_of, vocab_size
+from fairseq_lowrank.tools.narrowing import LOSS as NARROWED
+from fairseq_lowrank.tools.narrowing import Maps, maps_of_weights, narrow
 from fairseq_lowrank.tools.rewriting import expanded, full_rank, layer_with, reduced, relative_errors
 
 OF_ALL_AXES = ("attention", "attention_sites", "mixing_lr_scale", "no_attention_bias")
@@ -30,11 +32,14 @@ NOT_EXACT = 1e-9
 """A relative error of outputs in float64 above this is more than rounding."""
 
 
-def convert(state: dict, **flags: int | str | None) -> tuple[dict, list[str]]:
+def convert(
+    state: dict, *, maps: Mapping[str, Maps] | None = None, **flags: int | str | None
+) -> tuple[dict, list[str]]:
     """Return a checkpoint with other attention, without the optimizer's state, and notes on what stays the same.
 
     Args:
         state: see :func:`~fairseq_lowrank.tools.fairseq.checkpoints.load_state`; it is not changed.
+        maps: of queries and keys, by the name of the layer, if the new heads are smaller; by default those of the weights alone.
         flags: new values of attention flags by their names in the configuration, such as ``attention`` or ``head_dim``. None
             keeps the old value. What only the old attention needs is dropped.
 
@@ -55,9 +60,10 @@ def convert(state: dict, **flags: int | str | None) -> tuple[dict, list[str]]:
             f"the checkpoint of {arch} has no word embeddings of one encoder or decoder. Use a translation or language model."
         )
     given = {name: value for name, value in flags.items() if value is not None}
+    old_layers = {layer.name: layer for layer in attention_layers(build_model(old, size))}
+    given |= kept_values(given, [layer.module for layer in old_layers.values()])
     set_flags(new, given)
     before, after = AttentionOptions.from_args(old), AttentionOptions.from_args(new)
-    old_layers = {layer.name: layer for layer in attention_layers(build_model(old, size))}
 
     def loaded(name: str) -> tuple[MultiheadAttention, MultiheadAttention]:
         """Return an old layer, and what the new one is made of. One layer at a time is in memory."""
@@ -77,7 +83,12 @@ def convert(state: dict, **flags: int | str | None) -> tuple[dict, list[str]]:
     changes = []
     for name, _, _, module in layers:
         original, base = loaded(name)
+        narrower = "head_dim" in given and module.head_dim < base.head_dim
+        if narrower:
+            chosen = maps_of_weights(base, module.head_dim) if maps is None else maps[name]
+            base = _named(name, narrow, base, chosen)
         result, loss = _named(name, expanded, base, module)
+        loss = loss or NARROWED * narrower
         written = _named(name, rounded, result, module, tensors[f"{name}.out_proj.weight"].dtype)
         changes.append(compared(name, original, result, loss))
         tensors = {key: tensor for key, tensor in tensors.items() if not key.startswith(f"{name}.")}
@@ -105,6 +116,22 @@ def set_flags(args: Namespace, given: dict[str, Any]) -> None:
     rate, args.mixing_lr_scale = getattr(args, "mixing_lr_scale", None), None
     if learning_parts(AttentionOptions.from_args(args).spec):
         args.mixing_lr_scale = rate
+
+
+def kept_values(given: Mapping[str, Any], layers: Collection[MultiheadAttention]) -> dict[str, int]:
+    """Return the flag that keeps the size of values if the new head size is smaller than that of the old layers.
+
+    Raises:
+        UserError: layers have different sizes of values, and there is one flag.
+    """
+    head_dim = given.get("head_dim")
+    if head_dim is None or "value_dim" in given or all(layer.head_dim <= head_dim for layer in layers):
+        return {}
+    sizes = {layer.config.value_dim for layer in layers}
+    if len(sizes) > 1:
+        reason = f"layers have values of different sizes {sorted(sizes)}"
+        raise FlagError("--head-dim", head_dim, reason, "Keep the head size.")
+    return {"value_dim": sizes.pop()}
 
 
 def _chosen_parts(args: Namespace) -> set[tuple[str, str]]:

@@ -24,8 +24,14 @@ from fairseq_lowrank.attention import (
     build_attention,
 )
 from fairseq_lowrank.parts import MODULE_AXES, PARTS, parts_of
+from fairseq_lowrank.tools.exported import compare
 from fairseq_lowrank.tools.fairseq import checkpoints
+from fairseq_lowrank.tools.fairseq import subject as fairseq_subject
 from fairseq_lowrank.tools.fairseq.conversion import as_state_of, convert, output_error
+from fairseq_lowrank.tools.fairseq.export import FairseqModel
+from fairseq_lowrank.tools.measuring.measurement import measure
+from fairseq_lowrank.tools.narrowing import maps_of_data
+from fairseq_lowrank.tools.transformers.export import TransformersModel, write
 
 known_answer = functools.cache(answer)
 """The answer of a file that stays as it is."""
@@ -174,7 +180,8 @@ def test_trained_models_translate_as_before(source, preset, tmp_path, old_checkp
         ("mhe", ["--head-mixing", "random"], "mixing 'random' is fixed"),
         ("mhe", [], "Add --attention NAME"),
         ("mhe", ["--head-dim", "8"], "projection head-embedding-mul"),
-        ("stock", ["--attention", "fixedhead", "--head-dim", "2"], "--head-dim 2"),
+        ("mhe", ["--head-dim", "2"], "--head-dim 2: queries and keys cannot be narrowed: projection"),
+        ("stock", ["--head-dim", "2", "--data", "{data}", "--sequences", "4"], "one half has"),
         ("stock", ["--attention", "gqa"], "--key-value-heads"),
         ("stock", ["--attention", "gqa", "--key-value-heads", "3"], "key_value_heads=3"),
         ("stock", ["--attention", "fixedhead", "--head-dim", "0"], "--head-dim 0"),
@@ -182,8 +189,9 @@ def test_trained_models_translate_as_before(source, preset, tmp_path, old_checkp
         ("stock", ["--attention", "mixhead-a", "--data", "nowhere"], "--data nowhere"),
     ],
 )
-def test_refusals_are_one_line_and_write_nothing(trained, tmp_path, capsys, source, flags, message):
+def test_refusals_are_one_line_and_write_nothing(trained, translation_data, tmp_path, capsys, source, flags, message):
     target = tmp_path / "new.pt"
+    flags = [word.format(data=translation_data) for word in flags]
     assert cli.main(["convert", str(trained(source)), *flags, "--output", str(target)]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
@@ -450,3 +458,56 @@ def test_a_model_that_was_trained_with_quantisation_noise_is_converted(source, o
     state["cfg"]["model"].quant_noise_pq, state["cfg"]["model"].quant_noise_pq_block_size = 0.1, 4
     _, notes = convert(state, **options)
     assert notes[0].startswith("exact up to rounding")
+
+
+def loss_of(subject, indices):
+    totals = [subject.evaluate(index) for index in indices]
+    return sum(bits for bits, _ in totals) / sum(words for _, words in totals)
+
+
+def test_narrow_model_starts_with_the_loss_that_measure_says(trained):
+    """The map of one basis, without a fit: a cut to two directions of four, on the half that is held out."""
+    path = changed(trained("stock"), trained("stock").parent / "random.pt")
+    loading = {"seed": 1, "min_length": 2, "max_length": None, "length": None, "text": None, "target": None}
+    subject = fairseq_subject.load(path, data=None, subset="valid", count=16, **loading)
+    result = measure(subject, "stock", layers=False)
+    cost = {row["rank"]: row["value"] for row in result["cuts"]["scores"]["all"]["ranks"]}
+    held_out, subject.samples = subject.samples[8:], subject.samples[:8]
+    maps = maps_of_data(subject, 2, steps=0, centred=True)
+    state, notes = convert(checkpoints.load_state(path), maps=maps, head_dim=2)
+    assert notes[0].startswith("not exact: queries and keys keep fewer directions")
+    _, task = checkpoints.load_model(path)
+    args = checkpoints.model_arguments(state)
+    assert (args.head_dim, args.value_dim) == (2, 4)
+    narrow = task.build_model(args).eval()
+    narrow.load_state_dict(state["model"])
+    found = fairseq_subject.subject_of(narrow, held_out, task)
+    assert loss_of(found, range(8)) == pytest.approx(cost[2], abs=1e-4)
+    assert abs(cost[2] - cost[4]) > 1e-3
+
+
+def test_narrow_checkpoint_trains_translates_and_leaves(trained, translation_data, tmp_path, capsys, fairseq_command):
+    target, on = tmp_path / "narrow.pt", tmp_path / "on"
+    flags = ["--head-dim", "2", "--data", str(translation_data), "--sequences", "20", "--output", str(target)]
+    assert cli.main(["convert", str(trained("stock")), *flags]) == 0
+    printed = capsys.readouterr().out
+    assert "10 sequences of 'valid'" in printed and "bits per token before" in printed
+    layer = checkpoints.load_model(target)[0].decoder.layers[0].self_attn
+    assert layer.projection.state_sizes == {"key": 2, "value": 4}
+    sizes = ("layers 2", "embed-dim 16", "ffn-embed-dim 16", "attention-heads 4")
+    model = [word for stack in ("encoder", "decoder") for size in sizes for word in f"--{stack}-{size}".split()]
+    flags = [*("--optimizer", "adam", "--lr", "0.01", "--max-tokens", "256", "--max-update", "4", "--num-workers", "0")]
+    flags += ["--cpu", "--disable-validation", "--save-dir", on, "--arch", OURS["arch"]]
+    narrow = ["--attention", "mha", "--head-dim", "2", "--value-dim", "4", "--finetune-from-model", target]
+    fairseq_command("train", translation_data, *flags, *model, *narrow)
+    (before, _), (after, _) = (checkpoints.load_model(path) for path in (target, on / "checkpoint_last.pt"))
+    assert after.encoder.layers[0].self_attn.k_proj.weight.shape == (8, 16)
+    assert not torch.equal(
+        before.state_dict()["decoder.embed_tokens.weight"], after.state_dict()["decoder.embed_tokens.weight"]
+    )
+    translations = FairseqModel(on / "checkpoint_last.pt", max_len_b=8)
+    sentences = translations.sentences("valid", 6)
+    (tmp_path / "out").mkdir()
+    write(translations.exported(), tmp_path / "out")
+    comparison = compare(translations.search(sentences), TransformersModel(tmp_path / "out"), sentences)
+    assert comparison.equal == comparison.count == 6
