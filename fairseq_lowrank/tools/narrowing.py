@@ -49,7 +49,12 @@ def best_maps(queries: Tensor, keys: Tensor, rank: int) -> Maps:
 
 
 def maps_of_weights(layer: MultiheadAttention, rank: int) -> Maps:
-    """Return the best maps if inputs are white: independent, of mean 0 and variance 1."""
+    """Return the best maps if inputs are white: independent, of mean 0 and variance 1.
+
+    Raises:
+        UserError: the layer's weights cannot take maps.
+    """
+    check_narrow(layer, rank)
     moments = []
     for module, heads in ((layer.q_proj, layer.num_heads), (layer.k_proj, layer.projection.state_heads)):
         weight = module.weight.detach().double()
@@ -213,9 +218,9 @@ def narrow_heads(
     Raises:
         UserError: rotary positions, or other parts through which no map goes.
     """
-    check_narrow(layer, head_dim)
     if not samples:
         return narrow(layer, maps_of_weights(layer, head_dim))
+    check_narrow(layer, head_dim)
 
     def run(sample: Mapping[str, Any]) -> tuple[float, float]:
         layer(**sample)

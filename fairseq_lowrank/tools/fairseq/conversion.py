@@ -85,7 +85,7 @@ def convert(
         original, base = loaded(name)
         narrower = "head_dim" in given and module.head_dim < base.head_dim
         if narrower:
-            chosen = maps_of_weights(base, module.head_dim) if maps is None else maps[name]
+            chosen = _named(name, maps_of_weights, base, module.head_dim) if maps is None else maps[name]
             base = _named(name, narrow, base, chosen)
         result, loss = _named(name, expanded, base, module)
         loss = loss or NARROWED * narrower

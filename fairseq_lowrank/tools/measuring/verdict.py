@@ -70,14 +70,15 @@ def _verdict(kind: str, where: str, curve: dict, result: dict) -> dict:
         return found | {"verdict": NONE, "text": f"{begin}no verdict: {reason}"}
     ends = judge(low, size), judge(high, size)
     heads = sum(layer["heads"] for layer in result["layers"] if where in ("all heads", layer["site"]))
-    who = ("the values of " if kind == "values" else "") + (f"some head of the {heads}" if heads > 1 else "the head")
+    who = f"some head of the {heads}" if heads > 1 else "the head"
+    what = "directions" if kind == "scores" else "directions of its values"
     if ends[0] == ends[1]:
         words = WORDS[ends[0]].format(size="head" if kind == "scores" else "value")
-        return found | {"verdict": ends[0], "text": f"{begin}{who} needs {need} of {size} directions: {words}"}
+        return found | {"verdict": ends[0], "text": f"{begin}{who} needs {need} of {size} {what}: {words}"}
     count = sequences_needed(need, (low, high), size, result["sequences_held_out"])
     more = result["sequences_of_basis"] + result["sequences_held_out"]
     more = max(more, math.ceil(more * count / result["sequences_held_out"]))
-    text = f"{begin}{who} needs {low} to {high} of {size} directions: {_remedy(more, result)}"
+    text = f"{begin}{who} needs {low} to {high} of {size} {what}: {_remedy(more, result)}"
     return found | {"verdict": f"between {ends[0]} and {ends[1]}", "text": text}
 
 
