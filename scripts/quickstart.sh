@@ -3,7 +3,7 @@
 #
 #   scripts/quickstart.sh [--data grammar|multi30k] [--attention PRESET]
 #
-#   --data grammar       sentences of a small grammar (default; nothing to download, about 5 minutes)
+#   --data grammar       sentences of a small grammar (default; nothing to download, about 2 minutes)
 #   --data multi30k      real image captions: rows PRESET and mha of examples/multi30k/compare.sh (about an hour); they are in
 #                        FOLDER/multi30k with LOWRANK_DATA=FOLDER, or fetched with PREPARE="--download"
 #   --attention PRESET   the attention to compare with mha: mixhead-a (default), mixhead-b, mhe-mul, mqa, …; with mha, only mha
@@ -62,7 +62,7 @@ else
         $(layers 2) $(width 128) $(ffn 256) $(heads 4) --share-decoder-input-output-embed
         --dropout 0.1 --criterion label_smoothed_cross_entropy --label-smoothing 0.1
         --optimizer adam --adam-betas 0.9,0.98 --lr 3e-3 --lr-scheduler inverse_sqrt --warmup-updates 300
-        $(batch 1024 1024) --max-epoch 2 --no-epoch-checkpoints
+        $(batch 1024 1024) --max-epoch 3 --no-epoch-checkpoints
     )
     for name in "${rows[@]}"; do row "$name" --arch lowrank_transformer_iwslt_de_en --attention "$name"; done
     # The file is named for the run, so that other flags, or another grammar, start over.
