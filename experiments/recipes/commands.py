@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fairseq_lowrank.files import say
 from fairseq_lowrank.progress import INTERVAL, Progress
-from fairseq_lowrank.records.logs import batches, progress, summary
+from fairseq_lowrank.records.logs import progress
 
 
 class CommandFailed(Exception):
@@ -135,3 +136,18 @@ def follow(process: subprocess.Popen, said, label: str, every: float = INTERVAL)
         else:
             show()
             return code
+
+
+def batches(line: str) -> tuple[int, int] | None:
+    """Return the number of batches that are done and their total, from a line that fairseq or our `predict` prints, else None."""
+    fairseq = (
+        r"(?:.* \| INFO \| |INFO:)fairseq\.logging\.progress_bar(?: \| |:):"  # with fairseq's format, or logging's own
+    )
+    found = re.match(rf"(?:{fairseq}|[\w ]+:)\s+([\d,]+) (?:/|of) ([\d,]+) ", line)
+    return (int(found[1].replace(",", "")), int(found[2].replace(",", ""))) if found else None
+
+
+def summary(tag: str, fields: Mapping[str, str]) -> str:
+    """Return a report of progress as one short line."""
+    shown = [f"{name} {fields[name]}" for name in ("loss", "ppl", "wps", "num_updates") if name in fields]
+    return " | ".join([f"{tag} | epoch {fields.get('epoch', '?')}", *shown])

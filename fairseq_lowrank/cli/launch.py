@@ -30,8 +30,12 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fairseq_lowrank.messages import FlagError, UserError
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 NAME = "launch"
 HELP = "train with several workers, on GPUs, on the CPU or on several machines"
@@ -105,7 +109,7 @@ def run_workers(words: list[str], ended: Path, count: int) -> int:
     try:
         run.run(run.parse_args(words))
     except ChildFailedError as error:
-        return report_failure(error.failures)
+        return report_failure(*error.get_first_failure())
     except SignalException as error:
         if error.sigval == signal.SIGUSR1 and len(list(ended.iterdir())) == count:
             return 0
@@ -113,32 +117,17 @@ def run_workers(words: list[str], ended: Path, count: int) -> int:
     return 0
 
 
-KILLED_LATER = 15
-"""Seconds: torchrun kills the workers that survive a failed one by this time and more after it."""
-
-
-def report_failure(failures: dict) -> int:
-    """Print why the first worker failed, and return its exit code.
-
-    A worker that a signal ended is the first, because the others then fail to reach it. Else it is the first with a message.
-
-    Args:
-        failures: torchrun's ``ProcessFailure`` of each worker, by its rank. torchrun stops the others when one fails.
-    """
-    start = min(failure.timestamp for failure in failures.values())
-    killed = {
-        rank: failure
-        for rank, failure in failures.items()
-        if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM and failure.timestamp < start + KILLED_LATER
-    }
-    reported = {rank: failure for rank, failure in failures.items() if failure.error_file_data["message"] != "<NONE>"}
-    rank, first = min((killed or reported or failures).items(), key=lambda item: item[1].timestamp)
-    if first.exitcode < 0:
-        message = f"ended by signal {-first.exitcode}" + "; often: out of memory" * (first.exitcode == -signal.SIGKILL)
-    else:
-        message = first.message if reported else f"ended with code {first.exitcode}, see above"
-    print(f"fairseq-lowrank {NAME}: error: worker {rank}: {message}", file=sys.stderr)
-    return max(first.exitcode, 1)
+def report_failure(rank: int, failure: "ProcessFailure") -> int:
+    """Print why the first worker failed, and return its exit code."""
+    reason = f"ended with code {failure.exitcode}, see above"
+    if failure.error_file_data["message"] != "<NONE>":
+        reason = failure.message
+    elif failure.exitcode < 0:
+        reason = f"ended by signal {-failure.exitcode}" + "; often: out of memory" * (
+            failure.exitcode == -signal.SIGKILL
+        )
+    print(f"fairseq-lowrank {NAME}: error: worker {rank}: {reason}", file=sys.stderr)
+    return max(failure.exitcode, 1)
 
 
 def workers(args) -> int:
@@ -163,16 +152,12 @@ def torchrun(args) -> list[str]:
     name, *rest = [part for part in args.fairseq_command if part != "--"] or [""]
     if Path(name).name != COMMAND:
         raise UserError(f"after -- comes {COMMAND} and its arguments, not {name or 'nothing'}. Add the command.")
-    if args.nodes < 1:
-        raise FlagError("--nodes", args.nodes, "expected a number >= 1", "Give a number of machines.")
     if (args.nodes > 1) != bool(args.rendezvous):
         raise UserError("--nodes above 1 and --rendezvous HOST:PORT go together. Add the other, or remove both.")
     if args.rendezvous:
         meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", args.rendezvous, "--rdzv-id", "fairseq-lowrank"]
     else:
         meeting = ["--standalone"]
-    if args.max_restarts < 0:
-        raise FlagError("--max-restarts", args.max_restarts, "expected a number >= 0", "Give a number of restarts.")
     restarts = ["--max-restarts", str(args.max_restarts)] if args.max_restarts else []
     if not any(part.partition("=")[0] == "--user-dir" for part in rest):
         rest += ["--user-dir", str(Path(__file__).resolve().parent.parent)]

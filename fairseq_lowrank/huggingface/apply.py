@@ -156,30 +156,8 @@ def planned(
         )
     found, others = attention_modules(model), other_attention(model)
     chosen = chosen_modules(model, found, others, sites, layers)
-    for module, site in ((module, site) for module, site, _ in found if module in chosen):
-        try:
-            replace(head_sizes(module, spec), self_attention=site != "cross").check_place()
-        except ValueError as error:
-            raise UserError(f"attention {preset!r} in {site} attention: {error}") from error
-        if has_sinks_already(module, spec):
-            raise UserError(
-                f"attention {preset!r} in {site} attention: {type(module).__name__} has sinks already. Choose other attention, or leave "
-                "these layers out with layers= or sites=."
-            )
-    inner = [one for one in model.modules() if isinstance(one, PreTrainedModel)]
-    if any(getattr(one.config, "output_attentions", False) for one in inner):
-        raise UserError(
-            "config.output_attentions=True: transformers returns and saves it with its eager attention alone. Set it to False, and pass "
-            "output_attentions=True to each call that needs weights."
-        )
-    if not can_exchange_attention(type(model)):
-        remedy = "Use a model for which supported(model_class) is true."
-        if not type(model).__module__.startswith("transformers."):
-            remedy = "Put the class into a module, not into a notebook."
-        raise UserError(
-            f"{type(model).__name__}: transformers does not exchange its attention function, since it does not find one in the "
-            f"source of the class. {remedy}"
-        )
+    _check_places(preset, spec, [(module, site) for module, site, _ in found if module in chosen])
+    _check_exchange(model)
     causal = causal_by_site(model)
     added = {
         module: build_added(module, spec if module in chosen else AttentionSpec(), causal.get(module), mixing_queries)
@@ -195,6 +173,38 @@ def planned(
     name = preset if preset != PLAIN else ", ".join(f"{axis} {value}" for axis, value in changed.items())
     left = [module for module, _, _ in found if module not in chosen] + others
     return Plan(model, name or preset, train, record, added, chosen, left)
+
+
+def _check_places(preset: str, spec: AttentionSpec, places: list[tuple[nn.Module, str]]) -> None:
+    """Refuse a choice that does not work in one of the chosen modules, each with its site."""
+    for module, site in places:
+        try:
+            replace(head_sizes(module, spec), self_attention=site != "cross").check_place()
+        except ValueError as error:
+            raise UserError(f"attention {preset!r} in {site} attention: {error}") from error
+        if has_sinks_already(module, spec):
+            raise UserError(
+                f"attention {preset!r} in {site} attention: {type(module).__name__} has sinks already. Choose other attention, or leave "
+                "these layers out with layers= or sites=."
+            )
+
+
+def _check_exchange(model: PreTrainedModel) -> None:
+    """Refuse a model whose attention function transformers would not exchange."""
+    inner = [one for one in model.modules() if isinstance(one, PreTrainedModel)]
+    if any(getattr(one.config, "output_attentions", False) for one in inner):
+        raise UserError(
+            "config.output_attentions=True: transformers returns and saves it with its eager attention alone. Set it to False, and pass "
+            "output_attentions=True to each call that needs weights."
+        )
+    if not can_exchange_attention(type(model)):
+        remedy = "Use a model for which supported(model_class) is true."
+        if not type(model).__module__.startswith("transformers."):
+            remedy = "Put the class into a module, not into a notebook."
+        raise UserError(
+            f"{type(model).__name__}: transformers does not exchange its attention function, since it does not find one in the "
+            f"source of the class. {remedy}"
+        )
 
 
 def _keeping(plan: Plan) -> Plan:

@@ -111,7 +111,6 @@ class DenseScores(Synthesizer):
     """
 
     name = "synthesizer-dense"
-    calls_modules = False
     options = (
         Option(
             "synthesizer_heads",

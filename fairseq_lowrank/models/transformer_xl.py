@@ -104,6 +104,7 @@ class TransformerXLDecoder(TransformerDecoder):
         super().__init__(args, dictionary, embed_tokens, no_encoder_attn=True)
         self.memory_length = args.memory_length
         self.memories: dict[bool, SegmentCache] = {}
+        # fairseq has initialised these parts of its decoder in its own way
         for part in (
             self.embed_tokens,
             self.project_in_dim,

@@ -33,8 +33,6 @@ class ScoreFunction(Part):
 
     has_queries: ClassVar[bool] = True
     """False if scores are computed without queries."""
-    calls_modules: ClassVar[bool] = True
-    """False if it reads the weight of a module that it does not call."""
     unused_modules: tuple[str, ...] = ()
     """The modules whose parameters nothing reads."""
     positions_reason: ClassVar[str | None] = None

@@ -95,7 +95,7 @@ class AttentionSpec:
 
     @property
     def choices(self) -> dict[str, Any]:
-        """The values that differ from those of plain attention."""
+        """Return the axes whose values differ from those of plain attention."""
         return {name: value for name, value in vars(self).items() if value != AXES[name].default}
 
     def replace(self, **choices: Value) -> AttentionSpec:

@@ -24,7 +24,7 @@ from torch import nn
 from fairseq_lowrank.attention import AXES, PRESETS, AttentionConfig, AttentionSpec
 from fairseq_lowrank.messages import IMPORT_PLUGIN, UserError, did_you_mean, flag_name
 from fairseq_lowrank.ops import BACKENDS
-from fairseq_lowrank.parts import MODULE_AXES, PARTS, PLAIN, SLOTS, Axis, parts_of
+from fairseq_lowrank.parts import MODULE_AXES, PLAIN, SLOTS, Axis, parts_of
 from fairseq_lowrank.plugin.layer import FairseqAttention
 
 SITES = ("encoder", "decoder", "cross")
@@ -302,7 +302,6 @@ class AttentionOptions:
             UserError: a flag has a value that is not accepted; the message lists accepted values.
         """
         flags = given_flags(args)
-        _refuse_flags_of_stock_attention(args)
         sites = frozenset(SITES)
         if "attention_sites" in flags:
             names = flags["attention_sites"]
@@ -330,11 +329,6 @@ class AttentionOptions:
             raise UserError(
                 f"--mixing-lr-scale {scale:g}: this attention has no mixing, gain, head map or gate that learns, so there is no "
                 "learning rate to scale. Use it with such a method, for example --attention mixhead-a."
-            )
-        if not PARTS["score"][spec.score].calls_modules and getattr(args, "quant_noise_scalar", 0) > 0:
-            raise UserError(
-                f"--quant-noise-scalar {args.quant_noise_scalar:g} does not work with --attention-score {spec.score}: "
-                "fairseq adds this noise to module calls, and one of its modules is read as a table. Remove it, or use --quant-noise-pq."
             )
         return cls(spec, sites, not no_bias, backend, float(scale))
 
@@ -428,18 +422,3 @@ class AttentionOptions:
                 for parameter in part.parameters():
                     vars(parameter)["optim_overrides"]["optimizer"]["lr_scale"] = self.mixing_lr_scale
         return layer
-
-
-def _refuse_flags_of_stock_attention(args: object) -> None:
-    for name in ("encoder_xformers_att_config", "decoder_xformers_att_config"):
-        if getattr(args, name, None):
-            raise UserError(
-                f"--{name.replace('_', '-')}: --attention replaces this attention. Remove one of the two flags."
-            )
-    for name, off in (("mha_heads_to_keep", -1), ("mha_reg_scale_factor", 0.0)):
-        value = getattr(args, name, None)
-        if value is not None and value != off:
-            raise UserError(
-                f"--{name.replace('_', '-')} {value}: fairseq prunes heads of stock attention only, not those of --attention. "
-                "Remove the flag."
-            )

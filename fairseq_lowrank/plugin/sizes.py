@@ -19,7 +19,6 @@ def check_language_model(args: argparse.Namespace) -> None:
         _check_embed_rank(args)
     if getattr(args, "embed_kernel", None) is not None:
         _check_embed_kernel(args)
-    _check_quantisation_noise(args)
 
 
 def _check_embed_rank(args: argparse.Namespace) -> None:
@@ -60,23 +59,6 @@ def _check_embed_kernel(args: argparse.Namespace) -> None:
             raise UserError(
                 f"--embed-kernel {kernel} does not work with {flag}: the convolution needs one embedding matrix. "
                 "Remove one of the two."
-            )
-    if (noise := getattr(args, "quant_noise_scalar", 0)) > 0:
-        raise UserError(
-            f"--quant-noise-scalar {noise:g} does not work with --embed-kernel {kernel}: fairseq has no such noise for a convolution "
-            "of embeddings. Remove it, or use --quant-noise-pq."
-        )
-
-
-def _check_quantisation_noise(args: argparse.Namespace) -> None:
-    """Refuse fairseq's noise of embeddings, a layer as wide as the model, if the embedding has another width."""
-    if getattr(args, "quant_noise_pq", 0) and not (args.adaptive_input or args.character_embeddings):
-        width = getattr(args, "embed_rank", None) or args.decoder_input_dim
-        if width != args.decoder_embed_dim:
-            flag = "--embed-rank" if getattr(args, "embed_rank", None) else "--decoder-input-dim"
-            raise UserError(
-                f"--quant-noise-pq {args.quant_noise_pq:g} does not work with {flag} {width}: fairseq's noise needs embeddings as "
-                f"wide as the model. Use {flag} {args.decoder_embed_dim}, the value of --decoder-embed-dim."
             )
 
 

@@ -194,59 +194,62 @@ def compare_rows(
             :func:`~fairseq_lowrank.records.statistics.paired_differences`.
     """
 
-    def contrast(name: str, rows: Sequence[str]) -> Contrast:
-        chosen = _latest(lines, rows)
-        having = [any(name in line for name in VALUES) for line in chosen]
-        field = "sentence_values" if all(having) else "value"
-        values = [scores(lines, row, logarithm=logarithm, field=field) for row in rows]
-        _check_sentences(lines, rows)
-        _check_units(chosen, rows)
-        counted = all("sentence_counts" in line for line in chosen)
-        steps = [_step_of_mean(found) for row in values for found in row.values()]
-        resolution = min(resolution_of(chosen, logarithm=logarithm), *steps)
-        try:
-            if counted:
-                counts = [scores(lines, row, field="sentence_counts") for row in rows]
-                _check_references(counts)
-                measure = (lambda sums: np.log(statistics.bleu(sums))) if logarithm else statistics.bleu
-                comparison = statistics.compare_counts(counts, measure, resolution=resolution, draws=draws)
-            elif len(rows) == 2:
-                comparison = statistics.compare(values[0], values[1], resolution=resolution, draws=draws)
-            else:
-                first, second = (values[0], values[1]), (values[2], values[3])
-                comparison = statistics.compare_interaction(first, second, resolution=resolution, draws=draws)
-        except ValueError as error:
-            raise UserError(f"{name}: {error}") from error
-        metrics = sorted({str(line["metric"]) for line in lines if line["row"] in rows})
-        unit = ("logarithm of " if logarithm else "") + ", ".join(metrics)
-        notes = [*untrained(chosen), *_notes(lines, rows)]
-        if untrained(chosen):
-            comparison = dataclasses.replace(comparison, **dict.fromkeys(statistics.VERDICTS))
-        if field == "sentence_values" and not all(map(_is_mean_of_sentences, chosen)):
-            notes.append("the means over sentences differ from the scores of the lines; the means are compared")
-        if any(having) and not all(having):
-            notes.append("not all lines have values of sentences, so tests over sentences are left out")
-        if comparison.seeds > 1 and statistics.equal_after_rounding(comparison.seed_means, resolution):
-            notes.append(
-                f"the differences of all seeds are equal after rounding, so their spread is unknown: the standard error is set "
-                f"to {resolution:.2g}, the least step of the scores"
-            )
-        return Contrast(
-            name,
-            unit,
-            tuple(rows),
-            metrics[0],
-            comparison,
-            tuple(notes),
-            resolution=resolution,
-            splits=tuple(dict.fromkeys(_split_name(line) for line in chosen)),
-            seeds=tuple(sorted(set.intersection(*(set(row) for row in values)))),
-        )
-
+    options = {"logarithm": logarithm, "draws": draws}
     return [
-        *(contrast(" − ".join(rows), rows) for rows in pairs),
-        *(contrast("({} − {}) − ({} − {})".format(*rows), rows) for rows in interactions),
+        *(_contrast(lines, " − ".join(rows), rows, **options) for rows in pairs),
+        *(_contrast(lines, "({} − {}) − ({} − {})".format(*rows), rows, **options) for rows in interactions),
     ]
+
+
+def _contrast(lines: list[dict], name: str, rows: Sequence[str], *, logarithm: bool, draws: int) -> Contrast:
+    """Return the contrast of two rows, or of two pairs."""
+    chosen = _latest(lines, rows)
+    having = [any(name in line for name in VALUES) for line in chosen]
+    field = "sentence_values" if all(having) else "value"
+    values = [scores(lines, row, logarithm=logarithm, field=field) for row in rows]
+    _check_sentences(lines, rows)
+    _check_units(chosen, rows)
+    counted = all("sentence_counts" in line for line in chosen)
+    steps = [_step_of_mean(found) for row in values for found in row.values()]
+    resolution = min(resolution_of(chosen, logarithm=logarithm), *steps)
+    try:
+        if counted:
+            counts = [scores(lines, row, field="sentence_counts") for row in rows]
+            _check_references(counts)
+            measure = (lambda sums: np.log(statistics.bleu(sums))) if logarithm else statistics.bleu
+            comparison = statistics.compare_counts(counts, measure, resolution=resolution, draws=draws)
+        elif len(rows) == 2:
+            comparison = statistics.compare(values[0], values[1], resolution=resolution, draws=draws)
+        else:
+            first, second = (values[0], values[1]), (values[2], values[3])
+            comparison = statistics.compare_interaction(first, second, resolution=resolution, draws=draws)
+    except ValueError as error:
+        raise UserError(f"{name}: {error}") from error
+    metrics = sorted({str(line["metric"]) for line in lines if line["row"] in rows})
+    unit = ("logarithm of " if logarithm else "") + ", ".join(metrics)
+    notes = [*untrained(chosen), *_notes(lines, rows)]
+    if untrained(chosen):
+        comparison = dataclasses.replace(comparison, **dict.fromkeys(statistics.VERDICTS))
+    if field == "sentence_values" and not all(map(_is_mean_of_sentences, chosen)):
+        notes.append("the means over sentences differ from the scores of the lines; the means are compared")
+    if any(having) and not all(having):
+        notes.append("not all lines have values of sentences, so tests over sentences are left out")
+    if comparison.seeds > 1 and statistics.equal_after_rounding(comparison.seed_means, resolution):
+        notes.append(
+            f"the differences of all seeds are equal after rounding, so their spread is unknown: the standard error is set "
+            f"to {resolution:.2g}, the least step of the scores"
+        )
+    return Contrast(
+        name,
+        unit,
+        tuple(rows),
+        metrics[0],
+        comparison,
+        tuple(notes),
+        resolution=resolution,
+        splits=tuple(dict.fromkeys(_split_name(line) for line in chosen)),
+        seeds=tuple(sorted(set.intersection(*(set(row) for row in values)))),
+    )
 
 
 def _latest(lines: list[dict], rows: Sequence[str]) -> list[dict]:

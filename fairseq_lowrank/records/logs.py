@@ -47,21 +47,6 @@ def progress(line: str) -> tuple[str, dict[str, str]] | None:
     return None if tag is None else (tag, {name.removeprefix(f"{tag}_"): str(value) for name, value in fields.items()})
 
 
-def batches(line: str) -> tuple[int, int] | None:
-    """Return the number of batches that are done and their total, from a line that fairseq or `predict` prints, else None."""
-    fairseq = (
-        r"(?:.* \| INFO \| |INFO:)fairseq\.logging\.progress_bar(?: \| |:):"  # with fairseq's format, or logging's own
-    )
-    found = re.match(rf"(?:{fairseq}|[\w ]+:)\s+([\d,]+) (?:/|of) ([\d,]+) ", line)
-    return (int(found[1].replace(",", "")), int(found[2].replace(",", ""))) if found else None
-
-
-def summary(tag: str, fields: Mapping[str, str]) -> str:
-    """Return a report of progress as one short line."""
-    shown = [f"{name} {fields[name]}" for name in ("loss", "ppl", "wps", "num_updates") if name in fields]
-    return " | ".join([f"{tag} | epoch {fields.get('epoch', '?')}", *shown])
-
-
 def read_training_log(path: Path, subset: str = "valid") -> dict:
     """Read a fairseq-train log; the run may have been resumed.
 

@@ -6,7 +6,6 @@ import re
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -178,27 +177,16 @@ def test_reason_of_the_first_worker_is_the_last_line(trainings, translation_data
 
 
 @pytest.mark.parametrize(
-    ("exit_codes", "code", "line"),
+    ("exit_code", "code", "line"),
     [
-        ([2, -15], 2, "worker 0: ended with code 2, see above"),
-        ([-9], 1, "worker 0: ended by signal 9; often: out of memory"),
-        ([1, -11], 1, "worker 1: ended by signal 11"),
-        ([143, -15], 143, "worker 0: ended with code 143, see above"),
+        (2, 2, "ended with code 2, see above"),
+        (-9, 1, "ended by signal 9; often: out of memory"),
+        (-11, 1, "ended by signal 11"),
     ],
 )
-def test_worker_without_a_message_is_reported_by_its_end(capsys, exit_codes, code, line):
-    failures = {rank: ProcessFailure(rank, 1, exit_code, "") for rank, exit_code in enumerate(exit_codes)}
-    assert report_failure(failures) == code
-    assert capsys.readouterr().err == f"fairseq-lowrank launch: error: {line}\n"
-
-
-@pytest.mark.parametrize(("seconds", "rank"), [(0, 1), (30, 0)], ids=["killed-first", "killed-by-torchrun"])
-def test_worker_that_a_signal_ended_is_named_first(tmp_path, capsys, seconds, rank):
-    report = tmp_path / "error.json"
-    now = int(time.time()) - seconds
-    report.write_text(json.dumps({"message": "connection closed by peer", "timestamp": now}))
-    report_failure({0: ProcessFailure(0, 1, 1, str(report)), 1: ProcessFailure(1, 1, -9, "")})
-    assert f"error: worker {rank}: " in capsys.readouterr().err
+def test_worker_without_a_message_is_reported_by_its_end(capsys, exit_code, code, line):
+    assert report_failure(1, ProcessFailure(1, 1, exit_code, "")) == code
+    assert capsys.readouterr().err == f"fairseq-lowrank launch: error: worker 1: {line}\n"
 
 
 @pytest.mark.parametrize(
@@ -258,11 +246,6 @@ def test_several_machines_meet_at_the_rendezvous(capsys):
         (["--workers", "0", "--", "fairseq-train", "data", "--cpu"], "--workers 0: expected a number >= 1"),
         (["--workers", "2", "--nodes", "2", "--", "fairseq-train"], "--nodes above 1 and --rendezvous HOST:PORT"),
         (["--workers", "2", "--rendezvous", "a:1", "--", "fairseq-train"], "--nodes above 1 and --rendezvous"),
-        (["--workers", "2", "--nodes", "0", "--", "fairseq-train"], "--nodes 0: expected a number >= 1"),
-        (
-            ["--workers", "2", "--max-restarts", "-1", "--", "fairseq-train"],
-            "--max-restarts -1: expected a number >= 0",
-        ),
     ],
 )
 def test_what_cannot_be_launched_is_refused_in_one_line(capsys, arguments, message):

@@ -184,7 +184,6 @@ def test_more_tokens_than_positions_are_refused():
         (("--segments", "three"), "--segments: invalid choice: 'three'"),
         (("--encoder-attention-heads", "5"), "not divisible by num_heads=5"),
         (("--attention-sites", "decoder"), "this model has no such attention. Choose from encoder"),
-        (("--mha-heads-to-keep", "2"), "--mha-heads-to-keep 2: fairseq prunes heads of stock attention only"),
     ],
 )
 def test_bad_flags_are_refused_in_one_line(flags, message, capsys):

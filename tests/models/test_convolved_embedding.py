@@ -131,15 +131,6 @@ def test_padding_on_the_left_changes_nothing_where_its_embedding_was_trained():
 @pytest.mark.parametrize(
     "flags, message",
     [
-        (
-            ["--embed-kernel", "3", "--decoder-input-dim", "16", "--quant-noise-pq", "0.1"],
-            "--quant-noise-pq 0.1 does not work with --decoder-input-dim 16",
-        ),
-        (["--embed-rank", "5", "--quant-noise-pq", "0.1"], "--quant-noise-pq 0.1 does not work with --embed-rank 5"),
-        (
-            ["--embed-kernel", "3", "--quant-noise-scalar", "0.5"],
-            "--quant-noise-scalar 0.5 does not work with --embed-kernel 3",
-        ),
         (["--embed-kernel", "1"], "--embed-kernel 1: expected 2 to "),
         (["--embed-kernel", "65", "--tokens-per-sample", "64"], "--embed-kernel 65: expected 2 to 64"),
         (

@@ -103,7 +103,6 @@ def test_sizes_are_checked_at_the_chosen_sites_only():
         ),
         ([LM, "--attention-sites", "decoder,cross"], "--attention-sites cross: this model has no such attention"),
         ([ARCH, "--no-cross-attention", "--attention-sites", "cross"], "Choose from encoder, decoder"),
-        ([ARCH, "--encoder-xformers-att-config", "{}"], "--encoder-xformers-att-config"),
     ],
 )
 def test_what_the_model_would_ignore_is_refused(flags, message, capsys):

@@ -180,10 +180,6 @@ def test_encoder_and_decoder_of_translation_have_synthesizers(score, translation
             ["--unused-key-projection", "--attention", "mha"],
             "unused_key_projection=True has no effect with score 'dot-product'",
         ),
-        (
-            [*DENSE, "--attention-sites", "decoder", "--quant-noise-scalar", "0.5"],
-            "--quant-noise-scalar 0.5 does not work with --attention-score synthesizer-dense",
-        ),
         (["--synthesizer-heads", "2"], "synthesizer_heads=2 has no effect with score 'dot-product'"),
         ([*DENSE, "--attention-sites", "decoder", "--cross-self-attention"], "--cross-self-attention"),
     ],

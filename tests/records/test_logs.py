@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from experiments.recipes.commands import batches
 from experiments.recipes.scoring import read_validation
 from fairseq_lowrank.records import logs
 
@@ -187,4 +188,4 @@ def test_a_validation_is_that_of_the_test_set(tmp_path):
     ],
 )
 def test_batches_of_fairseqs_lines_and_ours(line, found):
-    assert logs.batches(line) == found
+    assert batches(line) == found

@@ -23,6 +23,7 @@ def device_unsupported_reason(device: torch.device, dtype: torch.dtype) -> str |
 
 
 def compute(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
+    """Return heads ``[B, H, T, D]``: mixed weights, after dropout, times values; and the mixed weights if they are read."""
     weights = probabilities(call)
     if call.prob_mixing is not None:
         weights = call.prob_mixing.mix_heads(weights)

@@ -102,6 +102,7 @@ def _place(shape, blocks):
 
 @triton.jit
 def _pointers(view, batch, heads, start, shape, GROUPS: tl.constexpr, COUNT: tl.constexpr, WIDTH: tl.constexpr, COLUMN: tl.constexpr = 0):  # fmt: skip
+    """Return pointers to ``COUNT`` positions from ``start`` on and ``WIDTH`` features from ``COLUMN`` on of each head's group."""
     groups = heads
     if GROUPS != shape.HEADS:
         groups = heads * GROUPS // shape.HEADS
