@@ -149,7 +149,9 @@ class HeadEmbeddingAdd(HeadEmbeddingMul):
         rows_sum_to_one: bool,
     ) -> AttentionInputs:
         k, v = states["key"], states["value"]
-        embedded = self.embedded_keys(k)[..., None].expand(k.size(0), 1, -1, -1)  # 1 at keys with an embedding: [B, 1, S, 1]
+        embedded = self.embedded_keys(k)[..., None].expand(
+            k.size(0), 1, -1, -1
+        )  # 1 at keys with an embedding: [B, 1, S, 1]
         if keep_row_constants or self.config.add_zero_attn:  # the activation does not cancel q·e
             shifts = (q * layer.head_embeddings("key")[:, None, :]).sum(dim=-1, keepdim=True)
             q, k = torch.cat((q, shifts), dim=-1), torch.cat((k, embedded), dim=-1)
