@@ -1,8 +1,6 @@
-"""Show versions, devices and fused parts of fairseq. --patches lists the functions of fairseq that this package replaces.
+"""Show versions and devices. --patches lists the functions of fairseq that this package replaces.
 
 LOWRANK_ENABLE=NAME,… switches patches of the group optional on, LOWRANK_DISABLE=NAME,… switches patches of the group fix off.
-
-apex is optional. Without it, fairseq and this package use torch's Adam and layer norm.
 
 --kernels compares kernels with the reference instead, on random problems, and ends with 1 if a case is wrong:
 
@@ -25,7 +23,7 @@ NAME = "env"
 HELP = "show versions and devices, the changes of fairseq, or check the GPU kernels"
 
 PACKAGES = (
-    *("torch", "triton", "numpy", "fairseq", "apex", "transformers", "peft", "accelerate"),
+    *("torch", "triton", "numpy", "fairseq", "transformers", "peft", "accelerate"),
     *("sacrebleu", "sentencepiece", "sacremoses", "matplotlib"),
 )
 
@@ -52,7 +50,7 @@ def run(args) -> int:
     rows += [(package, installed_version(package)) for package in PACKAGES]
     if (risk := versions.loading_risk()) is not None:
         rows.append(("checkpoints", risk))
-    rows += devices() + kernels() + fused_parts()
+    rows += devices() + kernels()
     width = max(len(name) for name, _ in rows)
     text = "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
     _output.show(args, dict(rows), text)
@@ -127,17 +125,3 @@ def kernels() -> list[tuple[str, str]]:
         for kind, call in _kernels.common_calls(device).items():
             rows.append((f"{name}, {kind}", _kernels.describe_choice(call)[0]))
     return rows
-
-
-def fused_parts() -> list[tuple[str, str]]:
-    """Return rows that show if fairseq uses apex or torch for Adam and layer norm."""
-    if importlib.util.find_spec("fairseq") is None:
-        return []
-    from fairseq.modules import layer_norm
-    from fairseq.optim.fused_adam import get_fused_adam_class
-
-    adam, norm = get_fused_adam_class() is not None, layer_norm.has_fused_layernorm
-    return [
-        ("Adam", "fused (apex)" if adam else "torch"),
-        ("layer norm", "fused (apex)" if norm else "torch"),
-    ]

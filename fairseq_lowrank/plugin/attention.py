@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -34,8 +33,6 @@ from fairseq_lowrank.plugin.embedding import convolve_embedding
 from fairseq_lowrank.plugin.flags import SITES, AttentionOptions, as_namespace, given_flags, refuse_misspelt_flags
 from fairseq_lowrank.plugin.layer import FairseqAttention
 from fairseq_lowrank.plugin.sizes import check_language_model, embedding_flags
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -129,7 +126,6 @@ def decoder_attention(
         add_zero_attn=add_zero_attn,
         self_attention=not cfg.cross_self_attention,
         max_positions=getattr(cfg, "max_target_positions", None),
-        scale_heads=bool(getattr(cfg, "scale_heads", False)),
         **_noise(layer, cfg),
     )
 
@@ -193,8 +189,6 @@ def build_with_chosen_attention(
         return stock(args)
     refuse_misspelt_flags(args)
     options = chosen_options(args, cls)
-    for message in baseline_warnings(cls, args, options):
-        _warn_once(message)
     if (flags := embedding_flags(args)) and not issubclass(cls, TransformerLanguageModel):
         flag, value = next(iter(flags.items()))
         raise UserError(f"{flag} {value}: works only for transformer_lm, not {_name(cls, args)}. Remove it.")
@@ -280,33 +274,6 @@ def prepare_language_model(build_model: Callable) -> Callable:
         return model
 
     return build_language_model
-
-
-def baseline_warnings(model: type, args: object, options: AttentionOptions | None) -> Iterator[str]:
-    """Yield a warning for each flag of fairseq that acts differently with an attention flag.
-
-    A stock model with such a flag is not a baseline for a model with an attention flag.
-    """
-    names = [f"scale_{part}" for part in ("attn", "fc", "heads", "resids") if getattr(args, f"scale_{part}", False)]
-    if names and issubclass(model, TransformerLanguageModel):
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in names)
-        yield f"{flags}: fairseq ignores this in language models without an attention flag. Use --attention mha as the baseline."
-    for kind in ("pq", "scalar") if options is not None else ():
-        if noise := getattr(args, f"quant_noise_{kind}", 0):
-            yield (
-                f"--quant-noise-{kind} {noise:g}: fairseq's own self-attention ignores the noise of its projections, this package's "
-                "does not. Use --attention mha as the baseline."
-            )
-
-
-_warned: set[str] = set()
-
-
-def _warn_once(message: str) -> None:
-    # logging is off while a small model is built to check flags
-    if message not in _warned and logger.isEnabledFor(logging.WARNING):
-        _warned.add(message)
-        logger.warning(message)
 
 
 def _name(model: type, args: object) -> str:

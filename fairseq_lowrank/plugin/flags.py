@@ -347,16 +347,14 @@ class AttentionOptions:
         """Return the composition at a site."""
         return self.spec if site in self.sites else AttentionSpec()
 
-    def check(
-        self, site: str, embed_dim: int, num_heads: int, kdim: int | None = None, scale_heads: bool = False
-    ) -> None:
+    def check(self, site: str, embed_dim: int, num_heads: int, kdim: int | None = None) -> None:
         """Check the arguments of :meth:`build_attention` by a build on the meta device.
 
         Raises:
             UserError: sizes or the backend do not work with the composition at this site.
         """
         with torch.device("meta"):
-            self.build_attention(site, embed_dim, num_heads, dropout=0.0, kdim=kdim, vdim=kdim, scale_heads=scale_heads)
+            self.build_attention(site, embed_dim, num_heads, dropout=0.0, kdim=kdim, vdim=kdim)
 
     def build_attention(
         self,
@@ -367,14 +365,12 @@ class AttentionOptions:
         dropout: float,
         q_noise: float = 0.0,
         qn_block_size: int = 8,
-        scale_heads: bool = False,
         **sizes: Any,
     ) -> FairseqAttention:
         """Build the attention layer of a site, with fairseq's dropout and quantisation noise.
 
         Raises:
-            UserError: sizes or the backend do not work with the composition at this site. Or the heads do not add up to the
-                embedding size, which fairseq's ``--scale-heads`` needs because it scales slices of the output.
+            UserError: sizes or the backend do not work with the composition at this site.
         """
         spec = self.spec_at(site)
         if site == "decoder" and not sizes.get("self_attention", True):
@@ -388,11 +384,6 @@ class AttentionOptions:
                     )
 
         def add_noise(projection: nn.Linear) -> nn.Module:
-            if q_noise and projection.in_features % qn_block_size:
-                raise ValueError(
-                    f"--quant-noise-pq-block-size {qn_block_size} does not divide {projection.in_features}, the input size of a "
-                    "projection. Use a divisor of this size."
-                )
             return quant_noise(projection, q_noise, qn_block_size)
 
         try:
@@ -410,11 +401,6 @@ class AttentionOptions:
             )
         except ValueError as error:
             raise UserError(f"{site} attention: {error}") from error
-        if scale_heads and num_heads * layer.head_dim != embed_dim:
-            raise UserError(
-                f"--scale-heads needs heads * head size = embedding size: {num_heads} * {layer.head_dim} != {embed_dim}. "
-                "Remove it, or change one of them."
-            )
         layer.site = site
         for axis, part in parts_of(layer).items():
             # Checkpoints of 0.2.0 have a scale of mixing alone, and their optimizer's groups have to be found again.

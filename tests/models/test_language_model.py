@@ -104,7 +104,6 @@ def test_embed_rank_bounds_the_rank_of_the_input_embedding_and_leaves_the_output
         ),
         (("--embed-rank", "8", "--adaptive-input"), "does not work with --adaptive-input"),
         (("--embed-rank", "8", "--adaptive-softmax-cutoff", "9,30"), "does not work with --adaptive-softmax-cutoff"),
-        (("--scale-heads", "--head-dim", "8"), "--scale-heads needs heads * head size = embedding size: 8 * 8 != 512"),
         (("--attention", "fixedhead"), "needs a head size"),
         (("--decoder-attention-heads", "7"), "embed_dim=512 is not divisible by num_heads=7"),
         (("--attention", "talking-heads", "--attention-backend", "sdpa"), "cannot compute head mixing of scores"),

@@ -65,7 +65,6 @@ def test_help_shows_every_flag(capsys):
         ("--attention-sites encoder,deocder", "--attention-sites 'encoder,deocder': expected a comma-separated list"),
         ("--attention-sites ,", "--attention-sites ',': expected a comma-separated list"),
         ("--mixing-lr-scale -1", "--mixing-lr-scale -1: expected a number >= 0"),
-        ("--value-dim 5 --quant-noise-pq 0.1", "encoder attention: --quant-noise-pq-block-size 8 does not divide 20,"),
     ],
 )
 def test_a_wrong_value_is_refused_in_one_line_before_data_is_read(capsys, flags, message):
@@ -195,9 +194,3 @@ def test_a_misspelt_override_is_refused():
     config = OmegaConf.create({"model": {"_name": "transformer_lm"}})
     with pytest.raises(UserError, match=r"'head-mixing': unknown. Did you mean 'head_mixing'\?"):
         checkpoint_utils.overwrite_args_by_name(config, {"head-mixing": "static"})
-
-
-@pytest.mark.parametrize("flag", ["--quant-noise-pq", "--quant-noise-scalar"])
-def test_noise_that_stock_attention_computes_past_is_said_to_be(flag, caplog):
-    build(ARCH, *SIZES, flag, "0.125", "--quant-noise-pq-block-size", 4)
-    assert caplog.text.count(f"{flag} 0.125: fairseq's own self-attention") == 1
