@@ -10,7 +10,7 @@ of the same norm off its diagonal, and by M with the entries off its diagonal sh
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairseq_lowrank.cli import _output, _spectra, inspect
 from fairseq_lowrank.messages import UserError
@@ -28,15 +28,13 @@ def add_arguments(parser) -> None:
 
 
 def run(args) -> None:
-    from fairseq_lowrank.tools.fairseq import checkpoints
-
     inspect.check(args)
 
     def read(path, label: str, args) -> dict[str, dict]:
         generator = torch.Generator().manual_seed(args.seed)
 
         def others(layer, weights) -> dict[str, Tensor]:
-            matrix = checkpoints.static_mixing(layer.module)
+            matrix = static_mixing(layer.module)
             return {} if matrix is None else controls(weights, matrix, generator)
 
         return _spectra.of_fairseq(path, label, args, others)
@@ -45,6 +43,14 @@ def run(args) -> None:
     if len(view.data) == len(args.checkpoints):
         raise UserError("no checkpoint has one M for all queries, as --attention mixhead-a has. Give one that has.")
     _output.publish(args, view)
+
+
+def static_mixing(module: nn.Module) -> Tensor | None:
+    """Return M `[H, H]` of an attention layer that mixes probabilities by one matrix for all queries, else None."""
+    mixing = getattr(module, "mixing", None)
+    if mixing is None or mixing.query_weight is not None or mixing.reads_inputs:
+        return None
+    return mixing.operation(None).mixing_matrix()
 
 
 CONTROLS = ("without mixing", "random M", "random off-diagonal", "shuffled off-diagonal")

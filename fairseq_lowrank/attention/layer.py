@@ -444,7 +444,6 @@ class MultiheadAttention(TorchMHACompat, PartsOwner):
         keep_row_constants: bool = False,
         dropout_p: float = 0.0,
         need_weights: bool = False,
-        training: bool | None = None,
     ) -> AttentionCall:
         """Build the call without its parts. If ``keep_row_constants``, scores keep terms that the activation would cancel."""
         # One query for all heads attends once, as its heads are copies of each other. Dropout, per-head masks and parts make
@@ -460,7 +459,7 @@ class MultiheadAttention(TorchMHACompat, PartsOwner):
             turned,
             states,
             mask,
-            training=self.training if training is None else training,
+            training=self.training,
             keep_row_constants=keep_row_constants or not self._cancels_row_constants,
             rows_sum_to_one=filled.rows_sum_to_one and not dropout_p,
         )

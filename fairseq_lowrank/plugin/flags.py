@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, make_dataclass
 from typing import Any, Optional
 
-import torch
 from fairseq import models
 from fairseq.dataclass import FairseqDataclass
 from fairseq.modules.fairseq_dropout import FairseqDropout
@@ -346,15 +345,6 @@ class AttentionOptions:
     def spec_at(self, site: str) -> AttentionSpec:
         """Return the composition at a site."""
         return self.spec if site in self.sites else AttentionSpec()
-
-    def check(self, site: str, embed_dim: int, num_heads: int, kdim: int | None = None) -> None:
-        """Check the arguments of :meth:`build_attention` by a build on the meta device.
-
-        Raises:
-            UserError: sizes or the backend do not work with the composition at this site.
-        """
-        with torch.device("meta"):
-            self.build_attention(site, embed_dim, num_heads, dropout=0.0, kdim=kdim, vdim=kdim)
 
     def build_attention(
         self,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -34,16 +33,6 @@ def begin_pass(*_: object) -> None:
 def end_pass(*_: object) -> None:
     """Forget the answers. This is a forward hook too."""
     _pass.answers = None
-
-
-@contextlib.contextmanager
-def one_pass() -> Iterator[None]:
-    """Run one forward pass in which masks do not change, see :func:`begin_pass`."""
-    begin_pass()
-    try:
-        yield
-    finally:
-        end_pass()
 
 
 def about_values(question: Callable[[Tensor], bool]) -> Callable[[Tensor], bool]:

@@ -290,14 +290,6 @@ def attention_weights(model: nn.Module, receive: Callable[[AttentionLayer, Tenso
             module.skip_embed_dim_check = False
 
 
-def static_mixing(module: nn.Module) -> Tensor | None:
-    """Return M `[H, H]` of an attention layer that mixes probabilities by one matrix for all queries, else None."""
-    mixing = getattr(module, "mixing", None)
-    if mixing is None or mixing.query_weight is not None or mixing.reads_inputs:
-        return None
-    return mixing.operation(None).mixing_matrix()
-
-
 @contextlib.contextmanager
 def mean_mixing(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     """Average the position-wise M_t of each layer over all queries of this thread while open; the means are filled in on closing."""
