@@ -84,17 +84,8 @@ def plot_figures(data: list[dict]) -> dict:
     return {file: plot_contrasts([row for row in data if row["unit"] == unit]) for unit, file in names.items()}
 
 
-def letters(row: dict) -> list[str]:
-    """Return a line that says which rows A, B and so on are, if the contrast's name does not contain them."""
-    if all(name in row["contrast"] for name in row["rows"]):
-        return []
-    return [", ".join(f"{letter}={name}" for letter, name in zip("ABCD", row["rows"], strict=False))]
-
-
 def verdict(row: dict) -> str:
     """Return the better side and the number of seeds of a row of :func:`~fairseq_lowrank.records.contrasts.as_rows`, in words."""
-    if row["mean"] is None:
-        return "no result yet"
     better = f"{row['better']} {'better' if len(row['rows']) == 2 else 'by more'}" if row["better"] else None
     seeds = f"{row['seeds']} seed{'s' * (row['seeds'] > 1)}"
     return f"{better or 'neither side clearly better'}; {seeds}"
@@ -108,15 +99,11 @@ def plot_contrasts(rows: Sequence[dict]):
     """
     from fairseq_lowrank.tools import pictures
 
-    names = [
-        "\n".join(textwrap.fill(text, 70) for text in (row["contrast"], *letters(row), verdict(row))) for row in rows
-    ]
+    names = ["\n".join(textwrap.fill(text, 70) for text in (row["contrast"], verdict(row))) for row in rows]
     names = [pictures.plain(name) for name in names]
     lines = sum(1 + name.count("\n") for name in names)
     figure, axes = pictures.new_figure(8.5, 1.1 + 0.12 * len(rows) + 0.17 * lines)
     for place, row in enumerate(rows):
-        if row["mean"] is None:
-            continue
         if row["sentences_low"] is not None:
             over = [row["sentences_low"], row["sentences_high"]]
             axes.plot(over, [place, place], "-k", linewidth=7, alpha=0.3, solid_capstyle="butt")
@@ -140,10 +127,9 @@ def heading(data: list[dict]) -> str:
     """Return a sentence for each metric: its direction, its data and its seeds."""
     found: dict[str, tuple[dict, dict]] = {}
     for row in data:
-        if row["mean"] is not None:
-            splits, seeds = found.setdefault(row["unit"], ({}, {}))
-            splits |= dict.fromkeys(row["splits"])
-            seeds |= dict.fromkeys(row["seed_numbers"])
+        splits, seeds = found.setdefault(row["unit"], ({}, {}))
+        splits |= dict.fromkeys(row["splits"])
+        seeds |= dict.fromkeys(row["seed_numbers"])
     lower = {row["unit"]: row["lower_is_better"] for row in data}
     return " ".join(
         f"Differences of {unit} ({'less' if lower[unit] else 'more'} is better)"
@@ -163,8 +149,8 @@ def as_text(data: list[dict], form: str = "text") -> str:
     by_sentence = any(row["sentences_low"] is not None for row in data)
     columns = {
         "contrast": lambda row: row["contrast"],
-        "seeds": lambda row: "–" if row["seeds"] is None else row["seeds"],
-        "difference": lambda row: "–" if row["mean"] is None else f"{row['mean']:.4g}",
+        "seeds": lambda row: row["seeds"],
+        "difference": lambda row: f"{row['mean']:.4g}",
         "95 % interval (t)": lambda row: _interval(row["low"], row["high"]),
         "p (t)": lambda row: format_p(row["t_p"]),
         "Holm": lambda row: format_p(row["t_holm"]),
@@ -175,7 +161,7 @@ def as_text(data: list[dict], form: str = "text") -> str:
         columns["p (sentences)"] = lambda row: format_p(row["sentences_p"])
     if any(row["both_low"] is not None for row in data):
         columns["95 % over both"] = lambda row: _interval(row["both_low"], row["both_high"])
-    columns["above 0"] = lambda row: "–" if row["seeds"] is None else f"{row['positive']} of {row['seeds']}"
+    columns["above 0"] = lambda row: f"{row['positive']} of {row['seeds']}"
     columns["p (signs)"] = lambda row: format_p(row["signs_p"])
     header, rows = list(columns), [[str(cell(row)) for cell in columns.values()] for row in data]
     notes = [f"{row['contrast']}: {note}" for row in data for note in row["notes"]]
@@ -187,7 +173,7 @@ def as_text(data: list[dict], form: str = "text") -> str:
         return "\n".join([r"% needs \usepackage{booktabs}", *comments, formats.latex(header, rows, about)])
     if form == "markdown":
         return "\n\n".join([formats.escape(about), formats.markdown(header, rows), *map(formats.escape, notes)])
-    return "\n".join([*([about, ""] if about else []), _output.table(header, rows), *notes])
+    return "\n".join([about, "", _output.table(header, rows), *notes])
 
 
 def _interval(low: float | None, high: float | None) -> str:

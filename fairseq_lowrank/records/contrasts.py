@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +30,7 @@ class Contrast:
         unit: the unit of the difference: the metric, or its logarithm.
         rows: A and B, or A to D.
         metric: the metric of the rows.
-        comparison: the result; ``None`` if a row has no runs yet.
+        comparison: the result.
         notes: reasons to be careful with the result.
         resolution: the least step of the scores, see :func:`~fairseq_lowrank.records.statistics.student`.
         splits: the corpora and splits of the scores, such as "multi30k test".
@@ -40,7 +41,7 @@ class Contrast:
     unit: str
     rows: tuple[str, ...]
     metric: str
-    comparison: statistics.Comparison | None
+    comparison: statistics.Comparison
     notes: tuple[str, ...]
     resolution: float = 0.0
     splits: tuple[str, ...] = ()
@@ -52,7 +53,7 @@ class Contrast:
 
         For an interaction, return the pair with the larger lead, as "A over B".
         """
-        low, high = (self.comparison.low, self.comparison.high) if self.comparison else (None, None)
+        low, high = self.comparison.low, self.comparison.high
         if low is None or high is None or low <= 0 <= high:
             return None
         above = low > 0
@@ -194,7 +195,7 @@ def compare_rows(
             :func:`~fairseq_lowrank.records.statistics.paired_differences`.
     """
 
-    options = {"logarithm": logarithm, "draws": draws}
+    options: dict[str, Any] = {"logarithm": logarithm, "draws": draws}
     return [
         *(_contrast(lines, " − ".join(rows), rows, **options) for rows in pairs),
         *(_contrast(lines, "({} − {}) − ({} − {})".format(*rows), rows, **options) for rows in interactions),
@@ -229,7 +230,8 @@ def _contrast(lines: list[dict], name: str, rows: Sequence[str], *, logarithm: b
     unit = ("logarithm of " if logarithm else "") + ", ".join(metrics)
     notes = [*untrained(chosen), *_notes(lines, rows)]
     if untrained(chosen):
-        comparison = dataclasses.replace(comparison, **dict.fromkeys(statistics.VERDICTS))
+        nothing: dict[str, Any] = dict.fromkeys(statistics.VERDICTS)
+        comparison = dataclasses.replace(comparison, **nothing)
     if field == "sentence_values" and not all(map(_is_mean_of_sentences, chosen)):
         notes.append("the means over sentences differ from the scores of the lines; the means are compared")
     if any(having) and not all(having):
@@ -352,8 +354,8 @@ def _processors(lines: Iterable[dict], seed: int) -> set[str]:
 
 
 def as_rows(contrasts: Sequence[Contrast]) -> list[dict]:
-    """Return a flat row for each contrast, with Holm's correction over all of them, also over those without a p."""
-    corrected = statistics.holm([contrast.comparison.t_p if contrast.comparison else None for contrast in contrasts])
+    """Return a flat row for each contrast, with Holm's correction over all of them."""
+    corrected = statistics.holm([contrast.comparison.t_p for contrast in contrasts])
     return [
         {
             "contrast": contrast.name,
@@ -371,9 +373,7 @@ def as_rows(contrasts: Sequence[Contrast]) -> list[dict]:
     ]
 
 
-def _values(comparison: statistics.Comparison | None) -> dict:
-    if comparison is None:
-        return dict.fromkeys(field.name for field in dataclasses.fields(statistics.Comparison))
+def _values(comparison: statistics.Comparison) -> dict:
     # JSON has no infinity, the t of equal differences for all seeds
     infinite = comparison.t is not None and math.isinf(comparison.t)
     return asdict(comparison) | ({"t": None} if infinite else {})

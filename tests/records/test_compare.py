@@ -8,7 +8,6 @@ import pytest
 
 from fairseq_lowrank import cli
 from fairseq_lowrank.cli import compare
-from fairseq_lowrank.cli.compare import letters
 from fairseq_lowrank.records.contrasts import compare_rows, resolution_of
 from fairseq_lowrank.records.lines import lower_is_better
 from fairseq_lowrank.records.statistics import VERDICTS
@@ -481,8 +480,3 @@ def test_what_may_change_a_unit_is_named(tmp_path, capsys):
     write(tmp_path / "b.jsonl", {"b": {1: 19.0}}, metric="perplexity", tokens=300)
     (row,) = compared(capsys, path, "--pair", "a", "b")
     assert "rows were scored on different numbers of tokens, so their units may differ: 100, 300" in row["notes"]
-
-
-def test_a_picture_says_which_rows_a_and_b_are():
-    assert letters({"contrast": "F1 mixing leads", "rows": ("mha", "mixhead-a")}) == ["A=mha, B=mixhead-a"]
-    assert letters({"contrast": "mha − mixhead-a", "rows": ("mha", "mixhead-a")}) == []
