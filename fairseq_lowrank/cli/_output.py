@@ -16,7 +16,6 @@ from fairseq_lowrank import files
 from fairseq_lowrank.messages import FlagError, UserError, escape_control, flag_name
 
 GIVE_A_FOLDER = "Give a folder; it is created if it does not exist."
-FILE_ENDINGS = (".json", ".csv", ".md", ".html", ".png", ".pdf", ".pt")
 
 
 def add_output_arguments(parser, files: str) -> None:
@@ -107,7 +106,7 @@ def add_checkpoint_argument(parser, text: str) -> None:
     """Add `--output FILE` to a command that writes a checkpoint."""
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help=text)
     add_force_argument(parser)
-    parser.set_defaults(check_output=check_checkpoint)
+    parser.set_defaults(check_output=check_file)
 
 
 def add_force_argument(parser) -> None:
@@ -160,22 +159,13 @@ def check_folder(path: Path) -> None:
     nearest = next(folder for folder in (path, *path.parents) if folder.exists() or folder.is_symlink())
     if not nearest.is_dir():
         raise FlagError("--output", path, f"{nearest} is not a folder", GIVE_A_FOLDER)
-    if nearest != path and path.suffix.lower() in FILE_ENDINGS:
-        raise FlagError("--output", path, "looks like a file", GIVE_A_FOLDER)
     _check_writable(path, nearest)
 
 
-def check_checkpoint(path: Path) -> None:
-    """Check that a checkpoint can be written at a path."""
-    if not path.is_dir() and path.suffix != ".pt":
-        raise FlagError("--output", path, "expected the name of a checkpoint", "Give a name that ends in .pt.")
-    check_file(path, example="checkpoint.pt")
-
-
-def check_file(path: Path, example: str = "output.txt") -> None:
+def check_file(path: Path) -> None:
     """Check that a file can be written at a path."""
     if path.is_dir():
-        raise FlagError("--output", path, "is a folder", f"Give the name of a file, such as {path / example}.")
+        raise FlagError("--output", path, "is a folder", "Give the name of a file.")
     if not path.parent.is_dir():
         raise FlagError("--output", path, f"the folder {path.parent} does not exist", "Create it first.")
     _check_writable(path, path.parent)
@@ -187,10 +177,7 @@ def _check_writable(path: Path, folder: Path) -> None:
 
 
 def print_safely() -> None:
-    """Make standard output escape characters that its encoding does not have, and discard what a closed stream gets."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed, as by >&-
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+    """Make standard output escape characters that its encoding does not have."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
