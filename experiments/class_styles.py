@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from fairseq_lowrank.tools.pictures import CLASS_STYLES, LINE_STYLES, MARKERS
+from fairseq_lowrank.tools.pictures import CLASS_STYLES, LINE_STYLES
 
+MARKERS = "osD^vP"  # one for each line style, for points without a line
 CLASS_COLOURS = ("#0072b2", "#8c8c8c", "#e69f00", "#a0c0e0", "#6000c0", "#00c878")
 """The colours of classes, in the order of :data:`~fairseq_lowrank.tools.pictures.CLASS_STYLES`; plain attention has the first one."""
 
@@ -16,3 +17,8 @@ def class_style(kind: str | None) -> dict:
     """
     place = CLASS_STYLES.get(kind or "", 0)
     return {"color": CLASS_COLOURS[place], "linestyle": LINE_STYLES[place], "marker": MARKERS[place]}
+
+
+def marker(style: dict) -> str:
+    """Return the marker for a line style of :func:`~fairseq_lowrank.tools.pictures.styles`."""
+    return MARKERS[LINE_STYLES.index(style["linestyle"])]

@@ -262,6 +262,7 @@ def plot(lines: list[dict]):
     """
     from matplotlib.ticker import NullLocator
 
+    from experiments.class_styles import marker
     from fairseq_lowrank.tools import pictures
 
     groups = problems(lines)
@@ -282,7 +283,7 @@ def plot(lines: list[dict]):
                 if line["method"] == name:
                     values.setdefault(line["small_head_dim"], []).append(line["value"])
             own = sorted(values)
-            style = {"marker": pictures.marker(style), **style}
+            style = {"marker": marker(style), **style}
             style |= {**CONTROLS[name], "linestyle": "--"} if name in CONTROLS else {}
             axes.plot(own, [geometric_mean(values[size]) for size in own], ms=4, label=name, **style)
             low, high = ([max(SMALLEST, end(values[size])) for size in own] for end in (min, max))

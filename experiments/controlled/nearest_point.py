@@ -183,7 +183,7 @@ def plot(lines: list[dict]):
     Bars go from the least to the greatest seed. The left panel has the methods of three and more numbers of heads, and the
     published curve.
     """
-    from experiments.class_styles import class_style
+    from experiments.class_styles import class_style, marker
     from fairseq_lowrank.tools import pictures
 
     values = _by_row(lines)
@@ -193,7 +193,7 @@ def plot(lines: list[dict]):
     for name, style in zip(names, styles_of(lines, names), strict=True):
         heads = sorted(heads for other, heads in values if other == name)
         means, spread = _spread([values[name, count] for count in heads])
-        left.errorbar(heads, means, spread, label=name, marker=pictures.marker(style), ms=5, capsize=2, **style)
+        left.errorbar(heads, means, spread, label=name, marker=marker(style), ms=5, capsize=2, **style)
     heads = [64 // rank for rank in PUBLISHED]
     left.plot(heads, PUBLISHED.values(), "k--", lw=1, label="published, d 64")
     left.set_xscale("log", base=2)

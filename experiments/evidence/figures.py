@@ -14,6 +14,7 @@ from collections.abc import Callable
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
+from experiments.class_styles import marker
 from experiments.controlled import matrices, nearest_point
 from experiments.controlled.runs import lines_of
 from experiments.evidence import bottleneck, leads, measure, patterns, published_models, slowdown
@@ -62,7 +63,7 @@ def time_on_gpu() -> Figure:
         style = (
             {"color": "#8c8c8c", "linestyle": "--", "marker": "s"}
             if name == "sdpa"
-            else {"marker": pictures.marker(style), **style}
+            else {"marker": marker(style), **style}
         )
         axes.plot(*zip(*points, strict=True), label=labels.get(name, name), markersize=5, **style)
     lengths = sorted({one["length"] for one in results})

@@ -274,13 +274,13 @@ def figure(lines: Iterable[Line], ranks: str = "ranks"):
     Args:
         ranks: the field of a line: "ranks" for one basis, "own_ranks" for a basis for each sequence.
     """
-    from experiments.class_styles import CLASS_COLOURS
+    from experiments.class_styles import CLASS_COLOURS, MARKERS
     from fairseq_lowrank.tools import pictures
 
     drawn, axes = pictures.new_figure(6.4, 3.6)
     # grey is for controls
     colours = [colour for colour in CLASS_COLOURS if colour != CLASS_COLOURS[1]]
-    for line, colour, marker in zip(lines, itertools.cycle(colours), itertools.cycle(pictures.MARKERS), strict=False):
+    for line, colour, marker in zip(lines, itertools.cycle(colours), itertools.cycle(MARKERS), strict=False):
         points = [(rank / line["size"], max(0.0, 100 * cost)) for rank, cost in line[ranks]]
         axes.plot(*zip(*points, strict=True), color=colour, marker=marker, markersize=4, label=line["model"])
     axes.set_title(

@@ -26,7 +26,6 @@ OTHER_COLOURS = ("#f060f0", "#600000", "#0018f0", "#a848f0", "#f0c060", "#300030
 # The location of a legend outside the plots of a figure.
 OUTSIDE = "outside right upper"
 LINE_STYLES = ("-", "--", "-.", (0, (1, 1)), (0, (6, 1, 1, 1, 1, 1)), (0, (3, 3)))
-MARKERS = "osD^vP"  # one for each line style, for points without a line
 CLASS_STYLES = {"equal": 1, "OV": 2, "restricted": 3, "QK": 4, "patterns": 5}
 """The first line style of a method, by its class. Plain attention and methods without a class have the first one."""
 
@@ -88,11 +87,6 @@ def styles(kinds: Iterable[str]) -> list[dict]:
         found.append({"color": _lighter(colour, 0.6**rounds), "linestyle": line})
         seen[colour] += 1
     return found
-
-
-def marker(style: dict) -> str:
-    """Return the marker for a line style of :func:`styles`."""
-    return MARKERS[LINE_STYLES.index(style["linestyle"])]
 
 
 def _lighter(colour: str, share: float) -> str:

@@ -2,6 +2,7 @@ import matplotlib.image
 import pytest
 import torch
 
+from experiments.class_styles import marker
 from experiments.papers import curves
 from fairseq_lowrank.attention import PRESETS
 from fairseq_lowrank.cli import _composition, compare
@@ -34,7 +35,7 @@ def test_a_kind_keeps_its_colour_and_is_told_apart_by_its_line():
     first, second, other = pictures.styles(["mixhead-a", "mixhead-a", "mha"])
     assert first == alone and second["color"] == first["color"] != other["color"]
     assert first["linestyle"] != second["linestyle"]
-    assert pictures.marker(first) != pictures.marker(second)
+    assert marker(first) != marker(second)
     many = pictures.styles(["mixhead-a"] * 12)
     assert len({(style["color"], style["linestyle"]) for style in many}) == 12
     unknown = pictures.styles(["this", "that"])
