@@ -248,13 +248,8 @@ class MultiheadAttention(TorchMHACompat, PartsOwner):
         if self.batch_first:
             query, key, value = transposed(query, key, value)
         hidden_keys, key_bias = split_key_padding(key_padding_mask)
-        if key is not None and incremental_state is None:
-            check_layout(self.config, query, key, hidden_keys, attn_mask, beams=self.beam_size > 1)
+        self._check_masks(query, key, hidden_keys, key_bias, attn_mask, cached=incremental_state is not None)
         need_weights = need_weights or need_head_weights
-        if key_bias is not None and incremental_state is not None:
-            raise ValueError(
-                "a float key_padding_mask with incremental_state: what it adds is not cached. Use a bool mask, or attn_mask."
-            )
 
         filled = self.core.filled(self)
         steps = filled.steps
@@ -267,8 +262,7 @@ class MultiheadAttention(TorchMHACompat, PartsOwner):
         key_batch, _, keys, _ = next(iter(states.values())).shape
         beam = 1 if batch == key_batch else infer_beam_size(batch, key_batch, self.beam_size)
         q = self._project_query(steps, query)
-        if beam > 1:
-            q = join_beams(q, beam)
+        q = q if beam == 1 else join_beams(q, beam)
         context = self._context(filled, query, q, states, keys - queries, beam) if steps else NO_CONTEXT
 
         # The mask: which keys each query sees.
@@ -280,8 +274,7 @@ class MultiheadAttention(TorchMHACompat, PartsOwner):
         check = mask.additive is not None or isinstance(attn_mask, AttentionMask)
         if before_softmax:
             scores, values = self._scores(filled, q, states, mask, context, check)
-            if incremental_state is not None:
-                self.cache.set(incremental_state, cache)
+            self._keep(incremental_state, cache)
             return split_beams(scores, beam).flatten(0, 1), values.flatten(0, 1)
 
         # Core attention, and the output projection.
@@ -290,15 +283,33 @@ class MultiheadAttention(TorchMHACompat, PartsOwner):
         finish = functools.partial(self._finish_heads, key_padding_mask, queries)
         heads, weights = self.core.run(self, filled, call, context, self.backend, check=check, finish=finish)
         output = children["out_proj"](merge_heads(heads if beam == 1 else split_beams(heads, beam)))
-        if incremental_state is not None:  # after the last error that a call can raise, so that it can be repeated
-            self.cache.set(incremental_state, cache)
-        if self.batch_first:
-            output = output.transpose(0, 1)
+        self._keep(incremental_state, cache)  # after the last error that a call can raise, so that it can be repeated
         if weights is not None:
-            weights = split_beams(weights, beam)
-            weights = weights.transpose(0, 1) if need_head_weights else weights
-            weights = weights.mean(dim=1) if average_attn_weights and not need_head_weights else weights
-        return output, weights
+            weights = _returned_weights(weights, beam, need_head_weights, average_attn_weights)
+        return output.transpose(0, 1) if self.batch_first else output, weights
+
+    def _check_masks(
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        hidden_keys: Tensor | None,
+        key_bias: Tensor | None,
+        attn_mask: object,
+        *,
+        cached: bool,
+    ) -> None:
+        """Check that masks have the layout of the tensors, and that a cache need not keep what a float padding mask adds."""
+        if key is not None and not cached:
+            check_layout(self.config, query, key, hidden_keys, attn_mask, beams=self.beam_size > 1)
+        if key_bias is not None and cached:
+            raise ValueError(
+                "a float key_padding_mask with incremental_state: what it adds is not cached. Use a bool mask, or attn_mask."
+            )
+
+    def _keep(self, incremental_state: IncrementalState | None, cache: LayerCache) -> None:
+        """Keep the cached keys and values for the next step, if there is one."""
+        if incremental_state is not None:
+            self.cache.set(incremental_state, cache)
 
     def _check_inputs(self, children: dict[str, Any], query: Tensor, key: Tensor | None, value: Tensor | None) -> None:
         """Check that the layer has values, and that it takes tensors of these sizes and dtypes.
@@ -511,6 +522,14 @@ class MultiheadAttention(TorchMHACompat, PartsOwner):
             beam_size=self.beam_size,
         )
         return incremental_state
+
+
+def _returned_weights(weights: Tensor, beam: int, by_head: bool, average: bool) -> Tensor:
+    """Return weights ``[H, B, T, S]`` if ``by_head``, else their mean over heads ``[B, T, S]`` or all of them ``[B, H, T, S]``."""
+    weights = split_beams(weights, beam)
+    if by_head:
+        return weights.transpose(0, 1)
+    return weights.mean(dim=1) if average else weights
 
 
 def _split(what: str, here: int, whole: int) -> UserError:
