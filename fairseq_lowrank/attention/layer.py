@@ -261,8 +261,7 @@ class MultiheadAttention(TorchMHACompat, PartsOwner):
         queries, batch, _ = query.shape
         key_batch, _, keys, _ = next(iter(states.values())).shape
         beam = 1 if batch == key_batch else infer_beam_size(batch, key_batch, self.beam_size)
-        q = self._project_query(steps, query)
-        q = q if beam == 1 else join_beams(q, beam)
+        q = join_beams(self._project_query(steps, query), beam)
         context = self._context(filled, query, q, states, keys - queries, beam) if steps else NO_CONTEXT
 
         # The mask: which keys each query sees.
