@@ -18,7 +18,6 @@ from fairseq.modules.fairseq_dropout import FairseqDropout
 from fairseq.modules.quant_noise import quant_noise
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf, open_dict
-from torch import nn
 
 from fairseq_lowrank.attention import AXES, PRESETS, AttentionConfig, AttentionSpec
 from fairseq_lowrank.messages import IMPORT_PLUGIN, UserError, did_you_mean, flag_name
@@ -373,9 +372,6 @@ class AttentionOptions:
                         "states have no position among the keys. Remove one of the two, or add --attention-sites encoder."
                     )
 
-        def add_noise(projection: nn.Linear) -> nn.Module:
-            return quant_noise(projection, q_noise, qn_block_size)
-
         try:
             layer = FairseqAttention(
                 AttentionConfig(
@@ -387,7 +383,7 @@ class AttentionOptions:
                     **sizes,
                 ),
                 dropout=FairseqDropout(dropout, module_name="MultiheadAttention"),
-                wrap_projection=add_noise,
+                wrap_projection=functools.partial(quant_noise, p=q_noise, block_size=qn_block_size),
             )
         except ValueError as error:
             raise UserError(f"{site} attention: {error}") from error
