@@ -137,8 +137,6 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("--path flipped-mixhead.pt", "flipped-mixhead.pt"),
     ],
     EVAL_LM: [
-        ("--path lm.pt --context-window -1", "--context-window -1"),
-        ("--path lm.pt --context-window 16", "--context-window"),
         ("--path lm.pt --tokens-per-sample 1024", "--tokens-per-sample"),
         ("--path lm.pt --model-overrides \"{'attention':'nope'}\"", "'nope'"),
         ("--path lm.pt --model-overrides [1]", "--model-overrides '[1]'"),

@@ -239,8 +239,6 @@ def blocks_of_model(args: argparse.Namespace, line: CommandLine) -> None:
     """
     CURRENT.chooses_blocks = False
     if program_of(args) is Program.EVAL_LM and hasattr(args, "tokens_per_sample"):
-        if args.context_window < 0:
-            raise UserError(f"--context-window {args.context_window}: expected a number of tokens >= 0.")
         if not line.has("--tokens-per-sample"):
             CURRENT.chooses_blocks, args.tokens_per_sample = True, BLOCK
 
@@ -260,20 +258,6 @@ def load_with_blocks_of_model(load: Callable) -> Callable:
         return models, cfg, task
 
     return load_model_ensemble_and_task
-
-
-def refuse_empty_blocks(load: Callable) -> Callable:
-    """Wrap ``LanguageModelingTask.load_dataset``: refuse a context window that is as long as a block."""
-
-    @functools.wraps(load)
-    def load_dataset(self, split, *args, **kwargs):
-        if (block := self.args.tokens_per_sample) is not None and block < 1:
-            raise UserError(
-                f"--context-window: leaves blocks of {block} tokens. Raise --tokens-per-sample above --context-window."
-            )
-        return load(self, split, *args, **kwargs)
-
-    return load_dataset
 
 
 def evaluate_every_block(dataloader: Callable) -> Callable:

@@ -298,7 +298,6 @@ PATCHES: tuple[Patch, ...] = (
         {
             PARSER: arguments.parsing(finish=evaluation.blocks_of_model),
             ENSEMBLE: evaluation.load_with_blocks_of_model,
-            f"{LANGUAGE_MODELING}.load_dataset": evaluation.refuse_empty_blocks,
             f"{LANGUAGE_MODELING}.eval_lm_dataloader": evaluation.evaluate_every_block,
         },
         "fairseq-eval-lm leaves out blocks that are too long, and with several workers mixes up their contexts.",
