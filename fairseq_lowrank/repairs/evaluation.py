@@ -237,10 +237,10 @@ def blocks_of_model(args: argparse.Namespace, line: CommandLine) -> None:
 
     The length is :data:`BLOCK`, or that of the model's training if it is shorter.
     """
-    CURRENT.chooses_blocks = False
-    if program_of(args) is Program.EVAL_LM and hasattr(args, "tokens_per_sample"):
-        if not line.has("--tokens-per-sample"):
-            CURRENT.chooses_blocks, args.tokens_per_sample = True, BLOCK
+    reads_text = program_of(args) is Program.EVAL_LM and hasattr(args, "tokens_per_sample")
+    CURRENT.chooses_blocks = reads_text and not line.has("--tokens-per-sample")
+    if CURRENT.chooses_blocks:
+        args.tokens_per_sample = BLOCK
 
 
 def load_with_blocks_of_model(load: Callable) -> Callable:
