@@ -216,8 +216,8 @@ CASES: dict[str, list[tuple[str, str]]] = {
             )
         ),
         ("average nope.pt --output bare", "--output bare: is a folder"),
-        ("average nope.pt --output words.de", "--output words.de: expected the name of a checkpoint"),
-        ("convert nope.pt --attention mha --output words.de", "--output words.de: expected the name of a checkpoint"),
+        ("average nope.pt --output words.de", "--output words.de: words.de exists"),
+        ("convert nope.pt --attention mha --output words.de", "--output words.de: words.de exists"),
     ],
     EXPERIMENTS: [
         ("report", "nothing to report. Give files of results"),
