@@ -33,6 +33,7 @@ EXPERIMENTS = {
     "bert predict": ["checkpoint.pt", "--data", "data"],
     "report": ["results"],
     "pictures": [],
+    "random-mixing": ["checkpoint.pt"],
     "representation": [],
     "variants": [],
 }
