@@ -171,32 +171,3 @@ def experiment(
 
 def as_rows(fits: list[LayerFit]) -> list[dict]:
     return [asdict(fit) for fit in fits]
-
-
-def plot_errors(fits: list[LayerFit]):
-    """Return a figure of the error against the size of heads, with a line for each rank of the inputs."""
-    from fairseq_lowrank.tools import pictures
-
-    figure, axes = pictures.new_figure()
-    for rank, colour in zip(dict.fromkeys(fit.input_rank for fit in fits), pictures.OTHER_COLOURS, strict=False):
-        chosen = [fit for fit in fits if fit.input_rank == rank]
-        axes.plot(
-            [fit.head_dim for fit in chosen],
-            [fit.error for fit in chosen],
-            color=colour,
-            marker="o",
-            markersize=3.5,
-            label=f"inputs of rank {rank}",
-        )
-    sizes = sorted({fit.head_dim for fit in fits})
-    axes.set(
-        xscale="log",
-        yscale="log",
-        xlabel=f"head size, from d/h to the layer's own, of {fits[0].heads} heads each",
-        ylabel="error ‖f(X) − g(X)‖ / ‖g(X)‖",
-        title=f"Layers fitted to one with {fits[0].heads} heads of size {sizes[-1]}",
-    )
-    axes.set_xticks(sizes, [str(size) for size in sizes])
-    axes.minorticks_off()
-    pictures.add_legend(axes, fontsize=8)
-    return figure

@@ -1,4 +1,4 @@
-"""Keep a folder of results small: values of sentences in compressed files, and all logs in one archive.
+"""Keep all logs of a folder of results in one archive.
 
 Recipes write a log next to their results, as `logs/TABLE/ROW-seedN.log.gz`. The archive has it as `logs/TABLE/ROW-seedN.log`.
 """
@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import lzma
-import os
 import tarfile
 from pathlib import Path
 
 from fairseq_lowrank.files import whole_file
-from fairseq_lowrank.records.locks import locked
-from fairseq_lowrank.records.sentences import append_sentences, take_sentences
 
 ARCHIVE = "logs.tar.xz"
 
@@ -70,28 +66,3 @@ def pack_logs(folder: Path) -> list[str]:
             if parent.name and not any((folder / parent).iterdir()):
                 (folder / parent).rmdir()
     return list(loose)
-
-
-def pack_sentences(path: Path) -> int:
-    """Move the values of sentences in a results file to its compressed file, and return the number of lines that had them.
-
-    Other processes may append to the file at the same time.
-    """
-    with locked(path) as handle:
-        assert handle is not None  # it waits for other processes
-        kept, records = [], []
-        for text in path.read_bytes().splitlines(keepends=True):
-            try:
-                line, record = take_sentences(json.loads(text))
-            except (ValueError, AttributeError):
-                record = {}  # broken lines stay as they are
-            kept.append((json.dumps(line, ensure_ascii=False) + "\n").encode() if record else text)
-            records += [record] if record else []
-        if records:
-            data = b"".join(kept)
-            with append_sentences(path, records):
-                # Another name would take the lock away from processes that wait for it.
-                os.pwrite(handle, data, 0)
-                os.ftruncate(handle, len(data))
-                os.fsync(handle)
-    return len(records)

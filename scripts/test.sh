@@ -17,11 +17,11 @@ ruff check .
 ruff format --check .
 mypy # the package, with the exceptions that pyproject.toml names
 # A process for each core, of one thread each: threads that share a core wait for one another. A file's tests stay together,
-# since they share what they trained.
+# since they share what they trained, and the longest files come first (tests/conftest.py).
 processes=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc) # nproc obeys both
 export OMP_NUM_THREADS=1
 if [ "${1:-}" = --quick ]; then
     set -- tests/ops tests/attention tests/methods tests/plugin tests/test_layers.py tests/test_importing.py tests/test_messages.py \
         -m 'not command and not corpus' "${@:2}"
 fi
-exec pytest -q --numprocesses "$((processes < 8 ? processes : 8))" --dist loadfile "$@"
+exec pytest -q --numprocesses "$((processes < 8 ? processes : 8))" --dist loadfile --no-loadscope-reorder "$@"

@@ -36,6 +36,12 @@ CORPORA = {
 # Markers of every test that uses one of the fixtures.
 MARKED = {"corpus": {"corpus"}, "command": {"fairseq_command", "refusal", "trained"}}
 
+# Files that take longest, which several workers take first: else one of them would end last, alone.
+LONGEST = (
+    *("test_examples", "test_conversion", "test_triton_here", "test_tracing", "test_translation_commands", "test_launch"),
+    *("test_export", "test_user_dir", "test_refusals", "test_resuming", "test_criterions", "test_quickstart"),
+)
+
 
 def pytest_addoption(parser):
     parser.addoption("--device", default="cpu", help="device for the tests of ops and attention")
@@ -47,6 +53,8 @@ def pytest_collection_modifyitems(config, items):
         left_out = [item for item in items if item.get_closest_marker("grid")]
         items[:] = [item for item in items if not item.get_closest_marker("grid")]
         config.hook.pytest_deselected(items=left_out)
+    place = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(place)))
     for item in items:
         for marker, fixtures in MARKED.items():
             if fixtures & {*getattr(item, "fixturenames", ())}:

@@ -240,14 +240,6 @@ def test_contrasts_at_mixings_rate_are_between_rows_of_the_recipe(declared):
         assert one["name"].split()[0] in PREDICTIONS
 
 
-def test_contrasts_of_the_published_bert_are_between_rows_of_the_recipe(declared):
-    tasks = {"sentence-polarity", "rte"}
-    for one in read_planned("contrasts_published_bert", "published-bert-all-MiniLM-L6-v2"):
-        assert one["metric"] in tasks
-        assert {f"{row}@{one['metric']}" for row in one["rows"]} <= set(declared("published_bert.sh")), one
-        assert one["name"].split()[0] in PREDICTIONS
-
-
 @pytest.mark.parametrize(
     ("recipe", "row", "plain", "added"),
     [

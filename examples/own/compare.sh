@@ -48,7 +48,7 @@ if [ -e "$bin/dict.txt" ]; then tokens=2048; fi
 {
     read -r methods
     read -r warmup
-} < <(command python -c '
+} < <(python -c '
 import sys
 from pathlib import Path
 from experiments.recipes.cost import warmup

@@ -1,7 +1,6 @@
-"""Move values of sentences to compressed files, and logs to one archive, in a folder of results.
+"""Move the logs of a folder of results to one archive.
 
-A recipe writes the log of a run to the folder `logs`. After new runs, this command moves the logs into `logs.tar.xz`. If lines have
-`sentence_values` or `sentence_counts`, it moves them to FILE.sentences.gz next to FILE.jsonl.
+A recipe writes the log of a run to the folder `logs`. After new runs, this command moves the logs into `logs.tar.xz`.
 
   python -m experiments pack                 the folder results of the repository
   python -m experiments pack FOLDER
@@ -12,7 +11,7 @@ from pathlib import Path
 from fairseq_lowrank.messages import UserError
 
 NAME = "pack"
-HELP = "move logs and values of sentences of a folder of results into compressed files"
+HELP = "move the logs of a folder of results into one archive"
 RESULTS = Path(__file__).parents[2] / "results"
 
 
@@ -21,12 +20,9 @@ def add_arguments(parser) -> None:
 
 
 def run(args) -> None:
-    from experiments.packing import ARCHIVE, pack_logs, pack_sentences
+    from experiments.packing import ARCHIVE, pack_logs
 
     if not args.folder.is_dir():
         raise UserError(f"{args.folder}: is not a folder. Give a folder of results.")
-    for path in sorted(args.folder.rglob("*.jsonl")):
-        if lines := pack_sentences(path):
-            print(f"{path}: values of sentences of {lines} lines moved to a compressed file")
     if logs := pack_logs(args.folder):
         print(f"{args.folder / ARCHIVE}: {len(logs)} logs added")

@@ -10,7 +10,6 @@ themselves.
   python -m experiments report results/ --paper mixhead --table table4
   python -m experiments report results/ --output report/           report.md and the learning curves
   python -m experiments report mine.jsonl --format latex                 lines that `record` wrote: means ± deviations by row
-  python -m experiments report --logs mha.log mixhead-a.log --output report/     only the curves of logs
 
 PRR (performance retention ratio) is 100 · score / score of the mha row. PEoP (performance elasticity of parameters) is
 the relative gain in score over the sha row, divided by the relative gain in attention parameters. Both are from the MHE poster,
@@ -28,12 +27,9 @@ HELP = "print results next to the papers' values, with learning curves"
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument("results", type=Path, nargs="*", help="folders of .jsonl files, or such files")
+    parser.add_argument("results", type=Path, nargs="+", help="folders of .jsonl files, or such files")
     parser.add_argument("--paper", help="show only this paper (mixhead, mhe, fixedhead, …)")
     parser.add_argument("--table", help="show only this table (table4, wmt14, …), also if it has no results yet")
-    parser.add_argument(
-        "--logs", type=Path, nargs="+", default=[], metavar="PATH", help="logs of fairseq-train whose curves are drawn"
-    )
     parser.add_argument(
         "--format", choices=FORMATS, default="markdown", help="format of the tables (default: %(default)s)"
     )
@@ -45,21 +41,16 @@ def add_arguments(parser) -> None:
 def run(args) -> None:
     from experiments.papers import comparison, curves, tables, values
 
-    if not args.results and not args.logs:
-        raise UserError("nothing to report. Give files of results, or logs with --logs.")
-    if args.logs and not args.output:
-        raise UserError(f"--logs {args.logs[0]}: curves need a folder. Add --output DIR.")
     lines = comparison.load_results(args.results)
     found = comparison.build_report(lines, values.load_papers(), paper=args.paper, table=args.table)
-    plots = curves.with_logs(found, args.logs)
-    if not found and not plots:
+    if not found:
         asked = "".join(f" for {name}" for name in (args.paper, args.table) if name)
         where = ", ".join(map(str, args.results))
         remedy = (
             "Add --table NAME to show its published values." if args.paper and not args.table else "Give other files."
         )
         raise UserError(f"no results{asked} in {where}. {remedy}")
-    drawn = plot_figures(plots) if args.output else {}
+    drawn = plot_figures(curves.by_plot(found)) if args.output else {}
     text = tables.as_markdown(found, {name: f"{file}.png" for name, (file, _) in drawn.items()})
     pages = {"report.md": text}
     if args.format == "latex":

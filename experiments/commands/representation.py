@@ -18,7 +18,7 @@ Source: Theorems 1 and 2 of Bhojanapalli et al. 2020 (ICML), on which the Mixhea
 minutes.
 
   python -m experiments representation
-  python -m experiments representation --length 32 --heads 8 --output pictures/
+  python -m experiments representation --length 32 --heads 8 --output fits/
   python -m experiments representation --input-rank 8
   python -m experiments representation --theorem 2 --embed-dim 16 --heads 8 --head-dims 8 --input-rank 16 4 2
 """
@@ -58,7 +58,7 @@ def add_arguments(parser) -> None:
         "--steps", type=int, metavar="S", help="number of updates of a fit (default 1000; theorem 2: 500)"
     )
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="random seed (default %(default)s)")
-    _output.add_output_arguments(parser, "representation.png, .pdf, .csv and .json")
+    _output.add_output_arguments(parser, "representation.csv and .json")
 
 
 def run(args) -> None:
@@ -102,8 +102,7 @@ def run_theorem_1(args) -> None:
         "fits": rows,
     }
     _output.show(args, data, as_text(fits, length, heads, rank))
-    figures = {NAME: representation.plot_errors(fits, length, heads)} if args.output else {}
-    _output.write(args, NAME, data, rows, figures)
+    _output.write(args, NAME, data, rows, {})
 
 
 def run_theorem_2(args) -> None:
@@ -118,8 +117,7 @@ def run_theorem_2(args) -> None:
     rows = fixed_heads.as_rows(fits)
     data = {"theorem": 2, **given, "seed": args.seed, "fits": rows}
     _output.show(args, data, layers_as_text(fits))
-    figures = {f"{NAME}-layers": fixed_heads.plot_errors(fits)} if args.output else {}
-    _output.write(args, f"{NAME}-layers", data, rows, figures)
+    _output.write(args, f"{NAME}-layers", data, rows, {})
 
 
 def only_one(args, name: str, expected: str) -> int | None:

@@ -49,7 +49,6 @@ def main() -> None:
             "value": round(lost.mean().item(), 4),
             "split": "test",
         }
-        line |= {"sentence_values": [round(value, 3) for value in lost.tolist()]}
         append_measurement(args.results, line | {**origin_here(), "smoke": False})
         print(f"{name[1]} seed {name[2]}: {line['value']:.3f}")
 

@@ -53,11 +53,9 @@ UNPLANNED = {
         ("h4-mha", "h4-mha-narrow"),
         ("h32-mha-wide", "h32-mha"),
         ("h4-sha", "h4-mhe-mul"),
-        ("h4-sha", "h4-mha-narrow"),
     ],
     "joined-by-ten": [("mha-2e-3", "mixhead-a-2e-3")],
     "language-model": [
-        *slowdown.CONTRASTS,
         ("h4-mha", "h4-mixhead-a"),
         ("h4-mha", "h4-score-mixing"),
         ("h4-mha", "h4-qk128"),
@@ -67,15 +65,11 @@ UNPLANNED = {
         ("h32-score-mixing", "h4-mha"),
         ("h32-score-mixing", "h32-mha-equal-time"),
         ("h32-score-mixing-6000", "h32-mha-9600"),
-        ("h32-score-mixing", "h4-mha-6000"),
-        ("h32-mixhead-a", "h32-mha-equal-time"),
         ("h32-mha-1e-3", "h4-mha-1e-3"),
     ],
     "head-maps": [
-        ("h32-mha", "h4-mha"),
         ("h4-mha", "h4-headmix"),
         ("h32-mha", "h32-headmix"),
-        ("h32-gain-x32", "h32-headmix"),
         ("h32-mha-values-x32", "h32-headmix"),
     ],
 }

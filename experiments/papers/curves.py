@@ -1,35 +1,23 @@
-"""Learning curves of the runs in a report, and of training logs."""
+"""Learning curves of the runs in a report."""
 
 from __future__ import annotations
-
-import re
-from collections.abc import Iterable
-from pathlib import Path
 
 import numpy
 
 from experiments.papers.comparison import plot_name
 from experiments.papers.values import canonical_row, split_row
-from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.parts import PLAIN
-from fairseq_lowrank.records.logs import read_training_log
 
 # Tables with more rows than this get a plot for each setting.
 MOST_ROWS = 9
 
 
-def with_logs(tables: list[dict], logs: Iterable[Path]) -> dict[str, list[dict]]:
-    """Collect learning curves by plot: one plot for every task of a table that has curves, and one for the logs.
-
-    Args:
-        logs: logs of fairseq-train, or folders with files named `train.log`.
+def by_plot(tables: list[dict]) -> dict[str, list[dict]]:
+    """Collect learning curves by plot: one plot for every task of a table that has curves.
 
     Returns:
-        By the plot's name, lists of `{"label", "points"}`; a table's runs also have `row`, `seed`, `attention` and `settings`.
-        Runs with a single point are left out. Logs whose names differ only in the seed have one `group`.
-
-    Raises:
-        UserError: there are no logs, or each has a single epoch.
+        By the plot's name, lists of `{"row", "label", "seed", "attention", "settings", "points"}`. Runs with a single point are left
+        out.
     """
     plots: dict[str, list[dict]] = {}
     for table in tables:
@@ -39,37 +27,7 @@ def with_logs(tables: list[dict], logs: Iterable[Path]) -> dict[str, list[dict]]
                 about = {"row": row["row"], "label": row["label"]}
                 about |= {key: row["ours"][key] for key in ("attention", "settings")}
                 own.append({**about, "seed": curve["seed"], "points": curve["points"]})
-    files = [file for path in logs for file in (sorted(path.rglob("train.log")) if path.is_dir() else [path])]
-    if logs and not files:
-        raise UserError(
-            f"--logs {' '.join(map(str, logs))}: no file named train.log. Give logs, or folders with train.log."
-        )
-    files = list({file.resolve(): file for file in files}.values())
-    if files:
-        plots["logs"] = [
-            {"label": label, "group": label, "points": read_training_log(file)["epochs"]}
-            for file, label in zip(files, map(without_seed, names_of(files)), strict=True)
-        ]
-    drawn = {name: found for name, runs in plots.items() if (found := [run for run in runs if is_curve(run)])}
-    if files and "logs" not in drawn:
-        raise UserError(f"--logs {files[0]}: has only one epoch, which is no curve. Give logs of two or more epochs.")
-    return drawn
-
-
-def names_of(logs: list[Path]) -> list[str]:
-    """Return the names of logs without their endings; whole paths if two have one name.
-
-    A log that is called `train.log` or `train.log.gz` has the name of its folder.
-    """
-    plain = [log.with_suffix("") if log.suffix == ".gz" else log for log in logs]
-    paths = [log.parent if log.name == "train.log" else log.with_suffix("") for log in plain]
-    names = [path.absolute().name for path in paths]
-    return names if len(set(names)) == len(names) else list(map(str, paths))
-
-
-def without_seed(name: str) -> str:
-    """Return the name of a log or a run's folder without its seed and fingerprint: runs that differ in them are one band."""
-    return re.sub(r"[-_.]?seed[-_]?\d+(-[0-9a-f]{6,})?$", "", name) or name
+    return {name: found for name, runs in plots.items() if (found := [run for run in runs if is_curve(run)])}
 
 
 def is_curve(run: dict) -> bool:
@@ -81,14 +39,14 @@ def plot_curves(curves: list[dict], title: str):
     """Return a figure of loss against updates and, below it, of each row's validation loss minus its baseline's.
 
     A line is the mean over a row's seeds, and its band goes from the least to the greatest. The baseline of a run is the `mha`
-    run of the same sizes and seed, or the first `mha` run of these sizes. Logs have no baseline, so they have no differences. A
+    run of the same sizes and seed, or the first `mha` run of these sizes. A
     table of many rows gets a pair of plots for each setting, whose rows differ only in attention.
     """
     from fairseq_lowrank.tools import pictures
 
     rows: dict[str, list[dict]] = {}
-    for number, curve in enumerate(curves):
-        rows.setdefault(curve.get("row") or curve.get("group") or f"log {number}", []).append(curve)
+    for curve in curves:
+        rows.setdefault(curve["row"], []).append(curve)
     compared = any(baseline_of(curve, curves) is not None for curve in curves)
     groups = by_settings(rows) if compared and len(rows) > MOST_ROWS else [list(rows)]
     across = 3 if len(groups) == 1 else 1  # entries of a legend side by side
@@ -98,9 +56,7 @@ def plot_curves(curves: list[dict], title: str):
     figure.suptitle(pictures.plain(f"{title}: {about}"), fontsize=10)
     for group, (losses, *differences) in zip(groups, columns, strict=True):
         first = [rows[row][0] for row in group]
-        styles = pictures.styles(
-            pictures.kind_of_flags(run["attention"]) if "attention" in run else run["label"] for run in first
-        )
+        styles = pictures.styles(pictures.kind_of_flags(run["attention"]) for run in first)
         for row, style in zip(group, styles, strict=True):
             runs = rows[row]
             updates, means, _, _ = over_seeds([points_of(run, "train_loss") for run in runs])

@@ -175,8 +175,6 @@ def as_markdown(tables: list[dict], pictures: dict[str, str]) -> str:
         parts += [f"{formats.escape(note)}\n" for note in table["below"]]
         for name in filter(pictures.get, plots(table)):
             parts += [f"![Learning curves]({pictures[name]})", ""]
-    if "logs" in pictures:
-        parts += ["## Learning curves", "", f"![Learning curves]({pictures['logs']})", ""]
     return "\n".join(parts)
 
 

@@ -39,6 +39,7 @@ from fairseq_lowrank.records import provenance
 from fairseq_lowrank.records.logs import read_training_log
 from fairseq_lowrank.records.results import append_result, check, check_writable
 from fairseq_lowrank.records.schema import Origin, fields
+from fairseq_lowrank.records.sentences import VALUES
 
 
 class RunLocked(Exception):
@@ -283,6 +284,10 @@ class RecipeEngine(Engine[Run]):
             place["log"] = self.keep_log(base)
             base, place = base.base, place.get("continued")
         line["log"] = self.keep_log(run)
+        if (
+            self.settings.results is None and not self.settings.smoke
+        ):  # the repository keeps no values of single sentences
+            line = {name: value for name, value in line.items() if name not in VALUES}
         append_result(self.results, line)
         about = f"{line['parameters']:,} parameters" + (", smoke run" if line["smoke"] else "")
         print(f"{run.row}: {line['metric']} {line['value']} ({about}), in {self.results}", flush=True)

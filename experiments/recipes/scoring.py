@@ -117,10 +117,9 @@ SMOKE_FIT = 100
 
 
 def losses(run: Run, fit: int) -> dict[str, dict]:
-    """Return for `fit` training pairs, valid and test the loss in `bits` per token, and each sentence's part of it.
+    """Return for `fit` training pairs, valid and test the loss in `bits` per token.
 
-    A sentence's value is its bits divided by the mean number of tokens of a sentence, so the mean of the values is the loss. The
-    model is the best checkpoint in evaluation mode; there is no label smoothing.
+    The model is the best checkpoint in evaluation mode; there is no label smoothing.
     """
     import torch
 
@@ -132,11 +131,7 @@ def losses(run: Run, fit: int) -> dict[str, dict]:
     found = {}
     for name, subset, count in (("fit", "train", fit), ("valid", "valid", None), ("test", "test", None)):
         bits, tokens = sentence_losses(model, task, subset, count=count, seed=FIT_SEED)
-        values = bits / tokens.double().mean()
-        found[name] = {
-            "bits": round(values.mean().item(), 5),
-            "sentence_values": [round(value, 3) for value in values.tolist()],
-        }
+        found[name] = {"bits": round((bits.sum() / tokens.sum()).item(), 5)}
     return found
 
 

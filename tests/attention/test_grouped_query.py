@@ -1,6 +1,6 @@
 """Grouped-query attention: g heads of keys and values for h heads of queries (arXiv 2305.13245)."""
 
-import brute_force
+import layer_checks
 import pytest
 import torch
 from needed_axes import AXES
@@ -32,16 +32,7 @@ def test_head_i_reads_group_i_g_over_h(groups, projection, activation, mixing, m
             add_bias_kv=appended,
             add_zero_attn=appended,
         )
-        hidden = torch.ones(4, 4, dtype=torch.bool).triu(1) | padding.cpu()[:, None, None, :]
-        expected = brute_force.layer(layer, x, x, x, hidden=hidden)
-        options = {"attn_mask": CAUSAL, "key_padding_mask": padding}
-        output, weights = layer(x, x, x, need_head_weights=True, **options)
-        torch.testing.assert_close(output.cpu(), expected[0])
-        torch.testing.assert_close(weights.cpu(), expected[1].transpose(0, 1))
-        torch.testing.assert_close(layer(x, x, x, need_weights=False, **options)[0].cpu(), expected[0])
-        scores, values = layer(x, x, x, before_softmax=True, **options)
-        torch.testing.assert_close(scores.cpu(), expected[2].flatten(0, 1))
-        torch.testing.assert_close(values.cpu(), expected[3].flatten(0, 1))
+        layer_checks.equals_the_formula(layer, x, padding)
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference", "sdpa", "blocked"])
@@ -61,14 +52,7 @@ def test_every_backend_and_its_gradients(backend, value_dim, make, inputs):
 @pytest.mark.parametrize("projection", ["independent", "shared-kv"])
 def test_decoding_with_beams_keeps_the_groups_alone(recording, projection, make, inputs, device):
     layer = build(make, 2, self_attention=True, projection=projection)
-    x, state, order = inputs(5, 3, 12), {}, torch.tensor([2, 0, 0], device=device)
-    with torch.set_grad_enabled(recording):
-        for step in x[:3].split(1):
-            layer(step, step, step, incremental_state=state)
-        layer.reorder_incremental_state(state, order)
-        whole = torch.cat((x[:3, order], x[3:]))
-        steps = [layer(step, step, step, incremental_state=state)[0] for step in x[3:].split(1)]
-    torch.testing.assert_close(torch.cat(steps), layer(whole, whole, whole, attn_mask=CAUSAL)[0][3:])
+    state = layer_checks.follows_beams(layer, inputs(5, 3, 12), recording)
     assert all(tensor.shape == (3, 2, 5, 4) for tensor in layer.cache.get(state).tensors.values())
 
 

@@ -1,6 +1,7 @@
 """A projection is a class: one made here, with one tensor for keys *and* values, needs nothing from the package."""
 
 import brute_force
+import layer_checks
 import pytest
 import torch
 from torch import nn
@@ -100,14 +101,7 @@ def test_one_shared_key_and_value_of_another_size(activation, mixing, value_dim,
 @pytest.mark.parametrize("recording", [True, False])
 def test_decoding_keeps_one_named_tensor(recording, latent, inputs, device):
     layer = latent(mixing="positionwise", self_attention=True)
-    x, state, order = inputs(5, 3, 12), {}, torch.tensor([2, 0, 0], device=device)
-    with torch.set_grad_enabled(recording):
-        for step in x[:3].split(1):
-            layer(step, step, step, incremental_state=state)
-        layer.reorder_incremental_state(state, order)
-        whole = torch.cat((x[:3, order], x[3:]))
-        steps = [layer(step, step, step, incremental_state=state)[0] for step in x[3:].split(1)]
-    torch.testing.assert_close(torch.cat(steps), layer(whole, whole, whole, attn_mask=CAUSAL)[0][3:])
+    state = layer_checks.follows_beams(layer, inputs(5, 3, 12), recording)
     assert {name: tensor.shape for name, tensor in layer.cache.get(state).tensors.items()} == {
         "latent": (3, 1, 5, RANK)
     }

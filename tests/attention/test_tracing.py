@@ -59,9 +59,17 @@ def compiled(function):
     return torch.compile(function, backend="aot_eager", fullgraph=True)
 
 
-@pytest.mark.parametrize(("preset", "lengths"), [*((name, [LENGTH]) for name in PRESETS), ("mixhead-b", [LENGTH, 141])])
-def test_a_layer_compiles_as_one_graph(preset, lengths):
-    model = Causal(preset)
+def first(*presets, of=()):
+    """Parameters: these presets, and in the grid those of which each part is in one of these."""
+    return [*presets, *(pytest.param(preset, marks=pytest.mark.grid) for preset in of if preset not in presets)]
+
+
+COMPILED = ("mha", "gqa", "skv", "el", "mhe-add", "mhe-mul", "mixhead-b", "mixhead-random", "talking-heads", "gain")
+
+
+@pytest.mark.parametrize("preset", first(*COMPILED, of=PRESETS))
+def test_a_layer_compiles_as_one_graph(preset):
+    model, lengths = Causal(preset), [LENGTH, 141] if preset == "mixhead-b" else [LENGTH]
     run = compiled(model)
     for length in lengths:
         x, padding = inputs(length)
@@ -88,7 +96,7 @@ def test_a_layer_of_one_input_is_exported_with_three_views(preset):
     torch.testing.assert_close(program.module()(x, padding), Causal.forward(model, x, padding))
 
 
-@pytest.mark.parametrize("preset", ["mha", "mixhead-a", "mixhead-b", "talking-heads"])
+@pytest.mark.parametrize("preset", first("mixhead-b", "talking-heads", of=["mha", "mixhead-a"]))
 def test_a_layer_compiles_as_one_graph_under_autocast(preset):
     model = Causal(preset)
     run, (x, padding) = compiled(model), inputs()
@@ -185,7 +193,7 @@ def test_a_saved_program_needs_the_package_only_for_its_operator(backend, import
     assert loads or said.startswith("RuntimeError")
 
 
-@pytest.mark.parametrize("preset", ["mha", "mixhead-b", "talking-heads", "gated-head"])
+@pytest.mark.parametrize("preset", first("mixhead-b", "gated-head", of=["mha", "talking-heads"]))
 def test_onnx_computes_the_layer_at_all_lengths(preset, tmp_path):
     runtime = pytest.importorskip("onnxruntime")
     model, length = Causal(preset).eval(), torch.export.Dim("length", min=2, max=4096)

@@ -1,11 +1,12 @@
 """Values of a size of their own."""
 
 import brute_force
+import layer_checks
 import pytest
 import torch
 from needed_axes import AXES
 
-from fairseq_lowrank.attention import CAUSAL, build_attention
+from fairseq_lowrank.attention import build_attention
 from fairseq_lowrank.messages import StateDictMismatch
 
 PROJECTIONS = sorted(set(AXES["projection"]) - {"shared-kv", "el"})
@@ -28,30 +29,14 @@ def test_every_composition_computes_its_formula(projection, activation, mixing, 
             add_zero_attn=appended,
             self_attention=True,
         )
-        hidden = torch.ones(4, 4, dtype=torch.bool).triu(1) | padding.cpu()[:, None, None, :]
-        expected = brute_force.layer(layer, x, x, x, hidden=hidden)
-        options = {"attn_mask": CAUSAL, "key_padding_mask": padding}
-        output, weights = layer(x, x, x, need_head_weights=True, **options)
-        torch.testing.assert_close(output.cpu(), expected[0])
-        torch.testing.assert_close(weights.cpu(), expected[1].transpose(0, 1))
-        torch.testing.assert_close(layer(x, x, x, need_weights=False, **options)[0].cpu(), expected[0])
-        scores, values = layer(x, x, x, before_softmax=True, **options)
-        torch.testing.assert_close(scores.cpu(), expected[2].flatten(0, 1))
-        torch.testing.assert_close(values.cpu(), expected[3].flatten(0, 1))
+        layer_checks.equals_the_formula(layer, x, padding)
 
 
 @pytest.mark.parametrize("projection", PROJECTIONS)
 @pytest.mark.parametrize("recording", [True, False])
 def test_decoding_equals_the_full_pass_when_beams_are_reordered(projection, recording, make, inputs, device):
     layer = make(projection=projection, value_dim=7, self_attention=True)
-    x, state, order = inputs(5, 3, 12), {}, torch.tensor([2, 0, 0], device=device)
-    with torch.set_grad_enabled(recording):
-        for step in x[:3].split(1):
-            layer(step, step, step, incremental_state=state)
-        layer.reorder_incremental_state(state, order)
-        whole = torch.cat((x[:3, order], x[3:]))
-        steps = [layer(step, step, step, incremental_state=state)[0] for step in x[3:].split(1)]
-    torch.testing.assert_close(torch.cat(steps), layer(whole, whole, whole, attn_mask=CAUSAL)[0][3:])
+    state = layer_checks.follows_beams(layer, inputs(5, 3, 12), recording)
     assert {tensor.size(3) for tensor in layer.cache.get(state).tensors.values()} == {4, 7}
 
 

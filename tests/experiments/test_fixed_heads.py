@@ -76,4 +76,3 @@ def test_the_command_writes_a_table_and_files(tmp_path, capsys):
     with open(tmp_path / "representation-layers.csv", newline="") as file:
         assert [row["head_dim"] for row in csv.DictReader(file)] == ["1", "2", "1", "2"]
     assert json.loads((tmp_path / "representation-layers.json").read_text())["theorem"] == 2
-    assert (tmp_path / "representation-layers.png").read_bytes().startswith(b"\x89PNG")

@@ -1,4 +1,4 @@
-"""Results are kept small: values of sentences in compressed files, and logs in one archive in which each line finds its own."""
+"""Logs are kept in one archive, in which each line finds its own."""
 
 import gzip
 import json
@@ -9,7 +9,6 @@ from experiments import __main__ as experiments
 from experiments import packing
 from experiments.commands.pack import RESULTS
 from fairseq_lowrank.files import read_lines
-from fairseq_lowrank.records.results import read_results
 
 
 def named_logs(line):
@@ -65,23 +64,6 @@ def test_the_same_logs_give_the_same_archive(folder, tmp_path_factory):
         (other / f"{name}.gz").write_bytes(gzip.compress(text))
         packing.pack_logs(other)  # one after another
     assert (other / packing.ARCHIVE).read_bytes() == first
-
-
-def test_values_of_sentences_in_lines_are_moved_and_read_as_before(tmp_path):
-    path = tmp_path / "own.jsonl"
-    line = {"row": "a", "seed": 1, "metric": "accuracy", "value": 50.0}
-    lines = [line | {"sentence_values": [0, 100]}, line | {"seed": 2}]
-    lines.append(line | {"seed": 3, "losses": {"fit": {"bits": 2.0, "sentence_values": [1.5, 2.5]}}})
-    path.write_text("".join(json.dumps(one) + "\n" for one in lines) + "broken")
-    before = read_results(path, lambda _: None, scores=True)
-    assert experiments.main(["pack", str(tmp_path)]) == 0
-    assert path.read_text().endswith("broken") and "sentence_values" not in path.read_text()
-    after = read_results(path, lambda _: None, scores=True, sentences=True)
-    for one in after:
-        assert one.pop("sentences", 2) == 2 and one.get("losses", {}).get("fit", {}).pop("sentences", 2) == 2
-    assert after == before
-    packed = (tmp_path / "own.sentences.gz").read_bytes()
-    assert packing.pack_sentences(path) == 0 and (tmp_path / "own.sentences.gz").read_bytes() == packed
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path, capsys):

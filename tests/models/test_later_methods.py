@@ -34,7 +34,9 @@ def test_a_later_method_trains_and_translates(preset, translation_data, tmp_path
     assert len(hypotheses(fairseq_command("generate", translation_data, "--path", path, *SEARCH))) == 12
 
 
-@pytest.mark.parametrize("preset", LATER_METHODS)
+@pytest.mark.parametrize(
+    "preset", [*LATER_METHODS[::2], *(pytest.param(one, marks=pytest.mark.grid) for one in LATER_METHODS[1::2])]
+)
 def test_a_later_method_trains_and_continues_text(preset, language_model_data, tmp_path, fairseq_command):
     flags = [*TEXT, *preset_flags(preset, ("decoder",)), "--save-dir", tmp_path]
     assert "num_updates: 2" in fairseq_command("train", language_model_data, *TRAIN, *flags)

@@ -155,8 +155,10 @@ def test_translation_models_are_trained_on_the_loss_and_the_penalties(task, samp
     )
 
 
-@pytest.mark.parametrize("activation", ["softmax", "sigsoftmax"])
-@pytest.mark.parametrize("preset", [preset for preset in PRESETS if not preset.startswith("mixhead-")])
+PENALISED = [(preset, "softmax") for preset in PRESETS if not preset.startswith("mixhead-")]
+
+
+@pytest.mark.parametrize(("preset", "activation"), [*PENALISED, ("mha", "sigsoftmax"), ("talking-heads", "sigsoftmax")])
 def test_the_heads_of_every_preset_are_penalised_for_what_they_attend_to(task, sample, preset, activation):
     model = build_model(task, *preset_flags(preset), "--attention-activation", activation)
     criteria = build_criterion(task, *ALL[2:]), build_criterion(task)

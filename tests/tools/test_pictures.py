@@ -6,7 +6,6 @@ from experiments.class_styles import marker
 from experiments.papers import curves
 from fairseq_lowrank.attention import PRESETS
 from fairseq_lowrank.cli import _composition, compare
-from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.tools import inspection, pictures, spectrum
 from fairseq_lowrank.tools.fairseq import parameters
 from fairseq_lowrank.tools.measuring.figure import plot_cuts
@@ -157,11 +156,6 @@ def test_a_difference_lies_between_the_baselines_points_alone():
     assert curves.difference_to_baseline(other, baseline) == ([15], [0.0])
 
 
-def test_logs_without_a_baseline_have_one_plot():
-    log = {"label": "run", "points": curve("x", 2.0, None)["points"]}
-    assert len(curves.plot_curves([log], "logs").axes) == 1
-
-
 LONG = (
     "a method with a long name, and with options such as --mixing-lr-scale 32 and --head-mixing-normalization columns"
 )
@@ -248,19 +242,3 @@ def test_a_heat_map_shows_what_was_learned_on_its_own_scale():
     nothing = mixing_of(2, 4, size=0.0)
     assert any(text.endswith("nothing learned yet") for text in texts(inspection.plot_mixing(nothing)))
     assert "nothing learned yet: every M is the identity" in _composition.as_text(nothing)
-
-
-def test_logs_of_several_seeds_are_one_band_and_one_epoch_is_no_curve(tmp_path):
-    line = "2026-01-01 00:00:01 | INFO | {0} | epoch {1} | loss 5 | ppl 32 | wpb 9 | num_updates {1} | train_wall 1\n"
-    for name in ("mha-seed1-68f2aef2", "mha-seed2-0a1b2c3d", "gain-seed1-68f2aef2"):
-        (tmp_path / name).mkdir()
-        text = "".join(line.format(tag, epoch) for epoch in (1, 2) for tag in ("valid", "train"))
-        (tmp_path / name / "train.log").write_text(text)
-    plots = curves.with_logs([], [tmp_path])
-    legend = curves.plot_curves(plots["logs"], "logs").axes[0].get_legend()
-    assert [text.get_text() for text in legend.get_texts()] == ["gain", "mha (2 seeds)"]
-    short = tmp_path / "short.log"
-    short.write_text(line.format("train", 1))
-    assert len(curves.with_logs([], [tmp_path, short])["logs"]) == 3
-    with pytest.raises(UserError, match="only one epoch"):
-        curves.with_logs([], [short])

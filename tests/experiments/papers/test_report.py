@@ -1,13 +1,12 @@
 import json
 import re
 import sys
-from pathlib import Path
 
 import pytest
 
 from experiments.__main__ import main
 from experiments.papers import comparison, values
-from experiments.papers.curves import names_of, with_logs, without_seed
+from experiments.papers.curves import by_plot
 from experiments.papers.tables import as_markdown, columns
 from fairseq_lowrank.records import formats
 
@@ -361,7 +360,7 @@ def test_ratios_stand_behind_the_score_and_beside_the_papers():
 def test_each_task_has_a_plot_of_its_own():
     lines = [fine_tuned(row, task, 60.0, task) for row in ("mha", "mixhead-b") for task in ("rte", "cola")]
     tables = comparison.build_report(lines, PAPERS)
-    plots = with_logs(tables, [])
+    plots = by_plot(tables)
     assert {name: len(plot) for name, plot in plots.items()} == {"mixhead-table5-rte": 2, "mixhead-table5-cola": 2}
     text = as_markdown(tables, {"mixhead-table5-rte": "rte.png", "mixhead-table5-cola": "cola.png"})
     assert "![Learning curves](rte.png)" in text and "![Learning curves](cola.png)" in text
@@ -431,7 +430,7 @@ def test_tables_that_the_paper_calls_incomparable_stay_apart():
     assert all("comparable only within itself" in " ".join(table["notes"]) for table in tables)
     assert [sum(row["ours"] is not None for row in table["rows"]) for table in tables] == [1, 1]
     curves = [{"updates": updates, "train_loss": 2.0, "valid_loss": 2.0} for updates in (1, 2)]
-    plots = with_logs(comparison.build_report([{**line, "curve": curves} for line in lines], PAPERS), [])
+    plots = by_plot(comparison.build_report([{**line, "curve": curves} for line in lines], PAPERS))
     assert {name: len(plot) for name, plot in plots.items()} == {"mixhead-table7": 1, "mixhead-table8": 1}
 
 
@@ -626,45 +625,6 @@ def test_a_report_of_text_needs_neither_matplotlib_nor_scipy(tmp_path, capsys, m
     assert "34.10" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("given", "labels"),
-    [
-        (["one/mha-seed1", "one/mha-seed2", "one/gain-seed1"], ["mha", "mha", "gain"]),
-        (["one/mha-seed1", "two/mha-seed1"], ["one/mha", "two/mha"]),
-        (["one/mha-seed1", "one/../one/mha-seed1"], ["mha"]),
-    ],
-)
-def test_logs_are_one_band_only_if_their_names_differ_in_the_seed(tmp_path, monkeypatch, given, labels):
-    monkeypatch.chdir(tmp_path)
-    epoch = "2026 | INFO | {0} | epoch {1:03d} | loss 8 | wpb 10 | num_updates {1}0 | train_wall 9 | wall 9\n"
-    for folder in map(Path, given):
-        folder.mkdir(parents=True, exist_ok=True)
-        text = "".join(epoch.format(tag, number) for number in (1, 2) for tag in ("valid", "train"))
-        (folder / "train.log").write_text(text)
-    assert [run["group"] for run in with_logs([], list(map(Path, given)))["logs"]] == labels
-
-
-def test_compressed_logs_have_the_names_of_plain_ones():
-    logs = ["logs/mha-seed1.log.gz", "logs/mha-seed2-0123abcd.log.gz", "gain-seed1.log", "own/train.log.gz"]
-    assert list(map(without_seed, names_of(list(map(Path, logs))))) == ["mha", "mha", "gain", "own"]
-
-
-def test_logs_alone_are_drawn(tmp_path):
-    log = tmp_path / "mha.log"
-    start = "2026-01-01 01:01:01 | INFO |"
-    log.write_text(
-        f"{start} fairseq_cli.train | num. shared model params: 2,140 (num. trained: 2,140)\n"
-        f"{start} valid | epoch 001 | valid on 'valid' subset | loss 8.1 | ppl 175.2 | num_updates 126\n"
-        f"{start} train | epoch 001 | loss 9.7 | wpb 3374.3 | num_updates 126 | train_wall 174 | wall 178\n"
-        f"{start} valid | epoch 002 | valid on 'valid' subset | loss 7.1 | ppl 75.2 | num_updates 252\n"
-        f"{start} train | epoch 002 | loss 8.7 | wpb 3374.3 | num_updates 252 | train_wall 174 | wall 356\n"
-    )
-    output = tmp_path / "report"
-    assert main(["report", "--logs", str(log), "--output", str(output)]) == 0
-    assert (output / "curves-logs.png").read_bytes().startswith(b"\x89PNG")
-    assert "![Learning curves](curves-logs.png)" in (output / "report.md").read_text()
-
-
 def test_a_table_can_be_shown_before_anything_was_run(tmp_path, capsys):
     (tmp_path / "a.jsonl").write_text("")
     assert main(["report", str(tmp_path), "--paper", "mixhead", "--table", "10"]) == 0
@@ -682,7 +642,6 @@ def test_a_table_can_be_shown_before_anything_was_run(tmp_path, capsys):
         ("7", [], "line 1: 7 is not a result"),
         (json.dumps(line("mha", None)), [], "line 1: value is null, expected a number"),
         (json.dumps(line("mha", 30.0)), ["--paper", "mhe"], "no results for mhe in"),
-        (json.dumps(line("mha", 30.0)), ["--logs", "logs"], "--logs logs: curves need a folder. Add --output"),
     ],
 )
 def test_bad_input_gets_one_line(tmp_path, capsys, content, arguments, message):

@@ -79,9 +79,9 @@ def test_the_script_of_source_use_appends_a_line_a_run_once(trained, tmp_path, r
     for _ in range(2):
         said = subprocess.run([*command, run], capture_output=True, text=True, cwd=root)
         assert said.returncode == 0, said.stderr
-    (line,) = read_results(results, measurements=True, sentences=True)
-    assert (line["table"], line["row"], line["seed"], len(line["sentence_values"])) == ("t-source-use", "h4-mhe", 3, 12)
-    assert line["value"] == pytest.approx(sum(line["sentence_values"]) / 12, abs=1e-3)
+    (line,) = read_results(results, measurements=True)
+    assert (line["table"], line["row"], line["seed"]) == ("t-source-use", "h4-mhe", 3)
+    assert line["value"] != 0 and "sentence_values" not in line
     refused = subprocess.run([*command, tmp_path], capture_output=True, text=True, cwd=root)
     assert refused.returncode == 2 and "Give a folder ROW-seedN" in refused.stderr
 

@@ -77,6 +77,11 @@ def cases():
                 yield backend, activation, mixing
 
 
+def cases_of_blocks():
+    """The reference computes no blocks, and `auto` hands over to the others."""
+    return [case for case in cases() if case[0] in ("sdpa", "blocked") or case == ("auto", "softmax", "static")]
+
+
 def cases_with_dropout():
     return [case for case in cases() if case[0] != "sdpa" or case[2] in ("none", "diagonal")]
 
@@ -94,7 +99,7 @@ def problem(activation, mixing, device, length, dim=4, heads=2, batch=2):
     return built | {"mask": AttentionMask()}
 
 
-@pytest.mark.parametrize(("backend", "activation", "mixing"), cases())
+@pytest.mark.parametrize(("backend", "activation", "mixing"), cases_of_blocks())
 def test_long_sequences_and_windows_cross_the_borders_of_blocks(backend, activation, mixing, device):
     length = 150
     long = problem(activation, mixing, device, length)
@@ -121,7 +126,7 @@ def test_long_sequences_and_windows_cross_the_borders_of_blocks(backend, activat
         assert_same(values_and_gradients(long, backend), values_and_gradients(long, "reference"), 1e-9)
 
 
-@pytest.mark.parametrize(("backend", "activation", "mixing"), cases())
+@pytest.mark.parametrize(("backend", "activation", "mixing"), cases_of_blocks())
 def test_blocks_that_grow_with_the_length_give_the_same(backend, activation, mixing, device):
     long = problem(activation, mixing, device, 1100) | {"mask": AttentionMask(True)}
     assert_same(values_and_gradients(long, backend), values_and_gradients(long, "reference"), 1e-9)
