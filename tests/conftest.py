@@ -38,7 +38,14 @@ MARKED = {"corpus": {"corpus"}, "command": {"fairseq_command", "refusal", "train
 
 # Files that take longest, which several workers take first: else one of them would end last, alone.
 LONGEST = (
-    *("test_examples", "test_conversion", "test_triton_here", "test_tracing", "test_translation_commands", "test_launch"),
+    *(
+        "test_examples",
+        "test_conversion",
+        "test_triton_here",
+        "test_tracing",
+        "test_translation_commands",
+        "test_launch",
+    ),
     *("test_export", "test_user_dir", "test_refusals", "test_resuming", "test_criterions", "test_quickstart"),
 )
 

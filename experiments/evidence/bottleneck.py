@@ -7,9 +7,7 @@ task that needs one score of full rank (docs/evidence/heads.md).
     python -m experiments pictures bottleneck --output docs/pictures
 """
 
-import json
 import math
-from pathlib import Path
 from statistics import fmean
 
 import torch
@@ -18,9 +16,9 @@ from torch import Tensor
 
 from experiments.class_styles import class_style
 from experiments.controlled.runs import geometric_mean
+from experiments.evidence.lines import values
 from fairseq_lowrank.tools import pictures
 
-RESULTS = Path(__file__).parents[2] / "results" / "evidence-nearest-point.jsonl"
 LENGTH, PATTERNS, SHOWN = 16, 5, 1e-5
 ROWS = {  # the row's name, its label, and its class
     "h8-mha": ("mha", "equal"),
@@ -80,14 +78,9 @@ def errors(causal: bool, steps: int = 1500) -> list[float]:
     return found
 
 
-def recorded(results: Path = RESULTS) -> dict[str, float]:
+def recorded() -> dict[str, float]:
     """Return the mean squared error of each row over its seeds."""
-    found: dict[str, list[float]] = {row: [] for row in ROWS}
-    for text in results.read_text(encoding="utf-8").splitlines():
-        line = json.loads(text)
-        if line["row"] in found and not line["smoke"]:
-            found[line["row"]].append(line["value"])
-    return {row: fmean(values) for row, values in found.items()}
+    return {row: fmean(values("nearest-point", row, file="evidence-nearest-point.jsonl").values()) for row in ROWS}
 
 
 def figure() -> Figure:

@@ -1,22 +1,15 @@
-"""Print by how much each method leads plain attention in translation, with t intervals, and draw it.
+"""Compute by how much each method leads plain attention in translation, with t intervals, and draw it.
 
 The lead is the training loss of `mha` minus that of the row, in bits per token, within each seed (Multi30k, 786 updates at 2e-3).
-
-    python -m experiments.evidence.leads
 """
-
-import argparse
-import json
-from collections import defaultdict
-from pathlib import Path
 
 from matplotlib.figure import Figure
 
 from experiments.class_styles import class_style
+from experiments.evidence.lines import differences, values
 from fairseq_lowrank.records.statistics import student
 from fairseq_lowrank.tools import pictures
 
-RESULTS = Path(__file__).parents[2] / "results" / "evidence.jsonl"
 ROWS = {  # the end of a row's name in the table fast-start, and its label
     "mixhead-a": "mixhead-a",
     "mixhead-a-x2": "mixhead-a, M at 2 times the rate",
@@ -32,26 +25,14 @@ NGRAMS = {3: 2.857, 4: 2.352, 5: 2.041}
 """Bits per symbol on the test set by order, as `examples/brown/ngram.py` prints them."""
 
 
-def losses(table: str, split: str, results: Path = RESULTS) -> dict[str, dict[int, float]]:
-    """Return the bits of each row of a table by seed."""
-    found = defaultdict(dict)
-    for text in results.read_text(encoding="utf-8").splitlines():
-        line = json.loads(text)
-        if line["table"] == table and not line["smoke"]:
-            found[line["row"]][line["seed"]] = line["losses"][split]["bits"]
-    return found
-
-
-def leads(heads: int, results: Path = RESULTS) -> dict[str, list[float]]:
+def leads(heads: int) -> dict[str, list[float]]:
     """Return the lead over `mha` of each row that was run with this number of heads, by seed from 1 on."""
-    fit = losses("fast-start", "fit", results)
-    mha = fit[f"h{heads}-mha-2e-3"]
-    found = {}
-    for name, label in ROWS.items():
-        row = fit.get(f"h{heads}-{name.format(heads=heads, twice=2 * heads)}-2e-3", {})
-        if row:
-            found[label] = [mha[seed] - row[seed] for seed in sorted(row)]
-    return found
+    rows = {label: f"h{heads}-{name.format(heads=heads, twice=2 * heads)}-2e-3" for name, label in ROWS.items()}
+    return {
+        label: differences([f"h{heads}-mha-2e-3", row], table="fast-start", split="fit")
+        for label, row in rows.items()
+        if values("fast-start", row)
+    }
 
 
 def markdown() -> str:
@@ -82,8 +63,8 @@ def figure() -> Figure:
     labels = [label for label in ROWS.values() if any(label in one for one in found.values())]
     drawn, plots = pictures.grid(2, width=4.2, height=3.6)
     for axes, (heads, row) in zip(plots, found.items(), strict=True):
-        for label, values in row.items():
-            mean, low, high = _interval(values)
+        for label, by_seed in row.items():
+            mean, low, high = _interval(by_seed)
             place, style = labels.index(label), class_style("OV" if label.startswith("mixhead") else "equal")
             axes.plot([low, high], [place, place], color=style["color"], linestyle=style["linestyle"], linewidth=2)
             axes.plot(mean, place, style["marker"], color=style["color"], markersize=7)
@@ -97,13 +78,3 @@ def figure() -> Figure:
     )
     plots[1].legend(loc="lower left", fontsize=8)
     return drawn
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.parse_args()
-    print(markdown())
-
-
-if __name__ == "__main__":
-    main()

@@ -1,15 +1,12 @@
-"""Print how many times the updates a language model needs for the loss of a better one, and draw it.
+"""Compute how many times the updates a language model needs for the loss of a better one, and draw it.
 
 The factor m(T) compares two rows of trainings that each let their learning rate decay to 0. Let the better row reach a loss L
 after T updates. The other row reaches L after m(T)·T updates. Its losses are interpolated in log T between its trainings, or
 extrapolated from the last two; such a factor is marked.
 
 A constant factor is a slow-down: the same loss, later. A factor that grows with T is a limit.
-
-    python -m experiments.evidence.slowdown
 """
 
-import argparse
 import math
 import tarfile
 from collections.abc import Mapping
@@ -19,12 +16,12 @@ from typing import NamedTuple
 from matplotlib.figure import Figure
 
 from experiments.class_styles import class_style
-from experiments.evidence import leads
+from experiments.evidence.lines import RESULTS, differences, values
 from fairseq_lowrank.records.logs import progress
 from fairseq_lowrank.records.statistics import holm, student
 from fairseq_lowrank.tools import pictures
 
-LOGS = leads.RESULTS.parent / "logs.tar.xz"
+LOGS = RESULTS / "logs.tar.xz"
 UPDATES = {"": 2000, "-equal-time": 3200, "-6000": 6000, "-9600": 9600}
 """Updates of a training, by the end of its row's name."""
 TIME = {"h32-mha": 1.5, "h32-score-mixing": 2.4}
@@ -51,8 +48,7 @@ class Factor(NamedTuple):
 
 def trainings(row: str, seed: int) -> dict[int, float]:
     """Return the bits on the test set of a row's trainings at 2e-3, by their updates."""
-    bits = leads.losses("language-model", "test")
-    found = {count: bits.get(row + end, {}).get(seed) for end, count in UPDATES.items()}
+    found = {count: values("language-model", row + end, "test").get(seed) for end, count in UPDATES.items()}
     return {count: value for count, value in found.items() if value is not None}
 
 
@@ -120,13 +116,11 @@ def table() -> str:
 
 def contrasts() -> str:
     """Return a table of the contrasts that the page concludes from, with Holm's correction over them."""
-    bits, rows = leads.losses("language-model", "test"), []
+    rows = []
     for worse, better in CONTRASTS:
-        differences = [
-            bits[worse][seed] - bits[better][seed] for seed in sorted(bits[worse].keys() & bits[better].keys())
-        ]
-        low, high, _, p = student(differences)
-        rows.append((f"`{worse}` − `{better}`", fmean(differences), low, high, p))
+        found = differences([worse, better], table="language-model", split="test")
+        low, high, _, p = student(found)
+        rows.append((f"`{worse}` − `{better}`", fmean(found), low, high, p))
     lines = ["| contrast | mean, bits | 95 % interval (t) | p | p after Holm |", "| --- | --- | --- | --- | --- |"]
     for (name, mean, low, high, p), corrected in zip(rows, holm([row[-1] for row in rows]), strict=True):
         lines.append(
@@ -172,13 +166,3 @@ def figure() -> Figure:
     axes.set_title("Byte language model at 2e-3, a line for each seed")
     axes.legend(frameon=False, fontsize=8)
     return drawn
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.parse_args()
-    print(table(), gap(), contrasts(), sep="\n\n")
-
-
-if __name__ == "__main__":
-    main()
