@@ -284,11 +284,7 @@ class RecipeEngine(Engine[Run]):
             place["log"] = self.keep_log(base)
             base, place = base.base, place.get("continued")
         line["log"] = self.keep_log(run)
-        if (
-            self.settings.results is None and not self.settings.smoke
-        ):  # the repository keeps no values of single sentences
-            line = {name: value for name, value in line.items() if name not in VALUES}
-        append_result(self.results, line)
+        append_result(self.results, as_kept(line, self.settings))
         about = f"{line['parameters']:,} parameters" + (", smoke run" if line["smoke"] else "")
         print(f"{run.row}: {line['metric']} {line['value']} ({about}), in {self.results}", flush=True)
 
@@ -395,6 +391,13 @@ class RecipeEngine(Engine[Run]):
         self.import_plugin()
         program, *rest = command.removeprefix("python -m ").split()
         return (cli.main if program == "fairseq-lowrank" else experiments.main)([*rest, *words])
+
+
+def as_kept(line: dict, settings: Settings) -> dict:
+    """Return a line as it is appended. The results of the repository have no values of single sentences: no page needs them."""
+    if settings.results is None and not settings.smoke:
+        return {name: value for name, value in line.items() if name not in VALUES}
+    return line
 
 
 def pretraining(run: Run) -> dict:

@@ -1,6 +1,7 @@
 """Losses in the lines of recipes that ask for them, and what compares them; recipes with a plugin of their own."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -32,6 +33,15 @@ def test_a_recipe_with_fit_records_losses_that_are_compared(recipe, settings, en
     losses = [lines[name]["losses"]["fit"]["bits"] for name in ("mha", "gain")]
     assert row["notes"][0] == "one seed: other seeds may differ"
     assert row["mean"] == pytest.approx(losses[0] - losses[1], abs=1e-3) and row["mean"] != 0
+
+
+@pytest.mark.parametrize(("results", "smoke", "kept"), [(None, False, False), (None, True, True), ("own", False, True)])
+def test_only_results_of_the_repository_lose_values_of_sentences(settings, results, smoke, kept):
+    from experiments.recipes.engine import as_kept
+
+    line = {"row": "mha", "value": 30.0, "sentence_counts": [[1] * 10]}
+    found = as_kept(line, replace(settings(smoke=smoke), results=results))
+    assert found == (line if kept else {"row": "mha", "value": 30.0})
 
 
 def test_a_trial_of_a_recipe_with_fit_takes_few_pairs(recipe, settings, engine, monkeypatch):
