@@ -31,10 +31,6 @@ def test_every_method_has_a_text_for_its_page():
     assert all(text.notes and text.advice.endswith(".") for text in TEXTS.values())
 
 
-def test_a_method_without_a_page_is_described_on_another_one():
-    assert "(`avghead`)" in variants.page("mixhead-random") and "avghead.md" not in variants.pages()
-
-
 @pytest.mark.parametrize("preset", PRESETS)
 def test_the_class_of_a_preset_names_a_test_of_that_preset(preset):
     test = getattr(class_tests(), variants.CLASS_TESTS[METHODS[preset].kind])
@@ -104,19 +100,6 @@ def test_rows_are_means_with_their_spread_over_common_seeds(tmp_path):
     assert "None yet." in variants.page("mqa", tmp_path)
 
 
-def test_a_row_of_one_seed_is_left_out(tmp_path):
-    results_of(tmp_path, "multi30k.jsonl", "compare", {"sha": [38.0], "mha": [39.0]})
-    results_of(tmp_path, "brown.jsonl", "compare", {"sha-h32": [400.0, 410.0]})
-    assert [row["seeds"] for row in variants.measured("sha", tmp_path)] == [2]
-    assert "38.00" not in variants.page("sha", tmp_path)
-
-
-def test_mha_is_not_compared_with_itself(tmp_path):
-    results_of(tmp_path, "multi30k.jsonl", "compare", {"mha": [39.0, 39.0]})
-    assert "| 39.00 ± 0.00 |  | 2 |" in variants.page("mha", tmp_path)
-    assert "|  | `mha` | best control | seeds |" in variants.page("mha", tmp_path)
-
-
 def test_the_best_control_has_the_seeds_of_the_row_and_is_not_the_row(tmp_path):
     values = {
         "h8-mixhead-a": [0.7, 0.5],
@@ -143,35 +126,6 @@ def test_each_table_of_results_is_queried_or_left_out():
     queried = {(query.file, query.table, query.task) for query in variants.RESULT_QUERIES}
     assert not queried & variants.LEFT_OUT.keys()
     assert found <= queried | variants.LEFT_OUT.keys()
-
-
-@pytest.mark.parametrize(
-    ("name", "flags"),
-    [
-        ("mha", "`--attention mha`"),
-        ("mixhead-a", "`--attention mixhead-a`, which is `--attention mha --head-mixing static`"),
-        ("gqa", "`--attention gqa --key-value-heads N`"),
-        ("relative", "`--attention-score relative`, with any `--attention`"),
-        ("sigsoftmax", "`--attention-activation sigsoftmax`, with any `--attention`"),
-    ],
-)
-def test_flags_are_those_of_preset_and_axes(name, flags):
-    assert variants.flags(VARIANTS[name]) == flags
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_code_and_papers_are_there(name):
-    assert all((variants.PACKAGE / file).is_file() for file in variants.code(VARIANTS[name]))
-    assert variants.citations(VARIANTS[name]).startswith("[" if VARIANTS[name].papers else "this project")
-
-
-def test_code_is_the_part_that_differs():
-    assert [str(file) for file in variants.code(VARIANTS["el"])] == ["methods/el.py"]
-    assert [str(file) for file in variants.code(VARIANTS["relative"])] == ["methods/relative.py"]
-    for score in ("synthesizer-dense", "synthesizer-random"):
-        assert [str(file) for file in variants.code(VARIANTS[score])] == ["methods/synthesizer.py"]
-    assert [str(file) for file in variants.code(VARIANTS["sigsoftmax"])] == ["ops/activation.py"]
-    assert [str(file) for file in variants.code(VARIANTS["gain"])] == ["methods/mixhead.py", "ops/attention/mixing.py"]
 
 
 def test_the_command_prints_and_writes(tmp_path, capsys):
