@@ -109,32 +109,9 @@ def command(job: str, row: str, options: argparse.Namespace) -> list[str]:
         )
         return ["train", "text", *sizes.split(), *lengths.split(), *train]
     if job == "generate":
-        search = [
-            "--beam",
-            "5",
-            "--min-len",
-            "15",
-            "--max-len-a",
-            "0",
-            "--max-len-b",
-            "15",
-            "--max-tokens",
-            "2048",
-            "--quiet",
-            "--cpu",
-        ]
-        return ["generate", "pairs", *plugin, "--path", f"tran-{preset}/checkpoint_last.pt", *search]
-    window = [
-        "--gen-subset",
-        "test",
-        "--tokens-per-sample",
-        "512",
-        "--context-window",
-        "400",
-        "--max-tokens",
-        "2048",
-        "--cpu",
-    ]
+        search = "--beam 5 --min-len 15 --max-len-a 0 --max-len-b 15 --max-tokens 256 --quiet --cpu"
+        return ["generate", "pairs", *plugin, "--path", f"tran-{preset}/checkpoint_last.pt", *search.split()]
+    window = "--gen-subset test --tokens-per-sample 512 --context-window 400 --max-tokens 2048 --cpu"
     return [
         "eval_lm",
         "text",
@@ -143,7 +120,7 @@ def command(job: str, row: str, options: argparse.Namespace) -> list[str]:
         "language_modeling",
         "--path",
         f"lang-{preset}/checkpoint_last.pt",
-        *window,
+        *window.split(),
     ]
 
 
@@ -197,7 +174,7 @@ def child(words: list[str], profile: bool) -> None:
 
         setattr(owner, name, timed)
         import_module(f"fairseq_cli.{words[0]}").cli_main()
-        print(f"seconds {sum(taken[1:]):.3f}")
+        print(f"seconds {sum(taken[1:] or taken):.3f}")
 
     if not profile:
         return work()
