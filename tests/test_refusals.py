@@ -71,6 +71,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("--row-space-penalty inf", "--row-space-penalty inf"),
         (f"{ALIGNED} --attention mixhead-b", "--load-alignments"),
         (f"{ALIGNED} --attention gain", "--load-alignments"),
+        ("--encoder-xformers-att-config {}", "--encoder-xformers-att-config"),
         ("--nope", "unrecognized arguments: --nope"),
     ],
     STOCK: [

@@ -300,6 +300,7 @@ class AttentionOptions:
             UserError: a flag has a value that is not accepted; the message lists accepted values.
         """
         flags = given_flags(args)
+        _refuse_flags_of_stock_attention(args)
         sites = frozenset(SITES)
         if "attention_sites" in flags:
             names = flags["attention_sites"]
@@ -394,3 +395,19 @@ class AttentionOptions:
                 for parameter in part.parameters():
                     vars(parameter)["optim_overrides"]["optimizer"]["lr_scale"] = self.mixing_lr_scale
         return layer
+
+
+def _refuse_flags_of_stock_attention(args: object) -> None:
+    """Refuse flags that would have no effect, and no line would say so."""
+    for name in ("encoder_xformers_att_config", "decoder_xformers_att_config"):
+        if getattr(args, name, None):
+            raise UserError(
+                f"--{name.replace('_', '-')}: --attention replaces this attention. Remove one of the two flags."
+            )
+    for name, off in (("mha_heads_to_keep", -1), ("mha_reg_scale_factor", 0.0)):
+        value = getattr(args, name, None)
+        if value is not None and value != off:
+            raise UserError(
+                f"--{name.replace('_', '-')} {value}: fairseq prunes heads of stock attention only, not those of --attention. "
+                "Remove the flag."
+            )

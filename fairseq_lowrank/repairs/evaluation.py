@@ -147,6 +147,17 @@ def announce_validation(get_valid_iterator: Callable) -> Callable:
     return get_announced_iterator
 
 
+# fairseq-generate reads the number of workers, which its parser sets to 1.
+def translate_a_shard(args: argparse.Namespace, line: CommandLine) -> None:
+    """Let ``--num-shards N --shard-id I`` of fairseq-generate translate the batches I, I + N, I + 2 N …, and no others."""
+    if program_of(args) is Program.GENERATE and getattr(args, "num_shards", 1) > 1:
+        args.distributed_world_size, args.distributed_rank = args.num_shards, args.shard_id
+        logger.info(
+            f"--num-shards {args.num_shards}: a score is that of the sentences of shard {args.shard_id} alone; stock fairseq "
+            "would translate all of them in each shard"
+        )
+
+
 # --- unknown words
 
 SHARE = 0.01

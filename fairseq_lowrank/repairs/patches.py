@@ -287,6 +287,13 @@ PATCHES: tuple[Patch, ...] = (
     ),
     *group(
         "fix",
+        "shards",
+        {PARSER: arguments.parsing(finish=evaluation.translate_a_shard)},
+        "--num-shards and --shard-id have no effect in fairseq-generate: each of N processes translates everything.",
+        "fairseq-generate passes both to its data",
+    ),
+    *group(
+        "fix",
         "announced-validation",
         {"fairseq.trainer.Trainer.get_valid_iterator": evaluation.announce_validation},
         "Validation during training leaves out the last sentences, also for --eval-bleu, and no line says so.",

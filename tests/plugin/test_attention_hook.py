@@ -40,6 +40,8 @@ def parse(task, *words):
         ("language_modeling", ["--arch", "lightconv_lm"], ["--attention: lightconv_lm"]),
         ("speech_to_text", ["--arch", "s2t_conformer"], ["encoder", "--attention-sites decoder,cross"]),
         ("audio_pretraining", ["--arch", "wav2vec2"], ["--attention: wav2vec2", "encoder", "(MultiheadAttention)"]),
+        ("masked_lm", ["--arch", "roberta_base", "--mha-heads-to-keep", "2"], ["--mha-heads-to-keep 2"]),
+        ("masked_lm", ["--arch", "roberta_base", "--mha-reg-scale-factor", "0.1"], ["--mha-reg-scale-factor 0.1"]),
         ("masked_lm", ["--arch", "roberta_base", "--attention-sites", "decoder"], ["--attention-sites decoder", "encoder"]),
         ("translation", ["--arch", "bart_base", "--embed-rank", "4"], ["--embed-rank 4", "bart_base"]),
         ("translation", ["--arch", "bart_base", "--encoder-attention-heads", "5"], ["embed_dim=768", "num_heads=5"]),

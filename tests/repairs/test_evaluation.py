@@ -66,6 +66,17 @@ def test_generate_translates_and_counts_every_sentence(generate):
     assert hypotheses == 12 and "would leave out" not in said
 
 
+def test_two_shards_make_the_whole(generate, capsys):
+    def hypotheses(*flags):
+        return sorted(line for line in generate(*flags)[1].splitlines() if line.startswith("H-"))
+
+    whole, shards = (
+        hypotheses("--batch-size", 2),
+        [hypotheses("--batch-size", 2, "--num-shards", 2, "--shard-id", shard) for shard in (0, 1)],
+    )
+    assert len(whole) == 12 and [len(shard) for shard in shards] == [6, 6] and sorted(shards[0] + shards[1]) == whole
+
+
 def test_bfloat16_is_named_where_it_is_computed_in(generate, enable):
     words = "the model computes in bfloat16; stock fairseq would compute in float32"
     assert words not in generate("--bf16")[1]
