@@ -52,7 +52,7 @@ THIN_KEYS = Method(
     parameters="2·d·h·d_k + 2·d²",
     cached="h·d_k + d",
     kind="restricted",
-    papers=(Paper("Thin Keys", "2026", "https://arxiv.org/abs/2603.04427"),),
+    papers=(Paper("Thin Keys, Full Values", "Yao and others 2026", "https://arxiv.org/abs/2603.04427"),),
     preset=False,
 )
 """Two sizes of plain attention, so it is no value of ``--attention``."""

@@ -221,7 +221,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("convert nope.pt --attention mha --output words.de", "--output words.de: words.de exists"),
     ],
     EXPERIMENTS: [
-        ("report", "nothing to report. Give files of results"),
+        ("report", "the following arguments are required: results"),
         ("report nope", "nope does not exist"),
         ("report bare", "bare has no .jsonl file"),
         ("report empty.txt", "no results in empty.txt"),
