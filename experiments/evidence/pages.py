@@ -72,7 +72,8 @@ def whole(markdown: Callable[[], str]) -> Filler:
 
     def fill(rows: list[Row]) -> list[Row]:
         header, _, *found = map(cells, markdown().splitlines())
-        return [{name: row[header.index(name)] for name in rows[0]} for row in found]
+        names = rows[0] if rows else header  # the columns of a table without rows are not known here
+        return [{name: row[header.index(name)] for name in names} for row in found]
 
     return fill
 
