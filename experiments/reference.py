@@ -26,6 +26,8 @@ from fairseq_lowrank.attention.classes import plain_attention
 from fairseq_lowrank.messages import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
+AS_PLAIN = ("as plain attention", "only with heads of the usual size")
+"""How a method that equals plain attention of the usual sizes, for all its settings or for some, goes to CTranslate2."""
 
 
 def text_of(name: str) -> str:
@@ -51,8 +53,10 @@ def attention_page() -> str:
         (
             f"`--{flag.replace('_', '-')}`",
             f"`{names[flag]}`" if flag in names else "–",
-            _values(kind, details),
-            _cell(_without_values(text, details)),
+            "[all methods](variants/README.md#what-a-method-can-add)"
+            if flag == "attention"
+            else _values(kind, details),
+            _cell(_without_values(text, details)).removesuffix(" (default: the method's choice)"),
         )
         for flag, (kind, details, text) in MODEL_FLAGS.items()
     ]
@@ -126,8 +130,14 @@ def transformers_page() -> str:
 
 def leaving_page() -> str:
     """Return docs/leaving-fairseq.md with its table of methods and targets."""
-    rows = [(f"`{preset}`", METHODS[preset].kind or "–", "yes", _folds(preset)) for preset in PRESETS]
-    return _with_table("docs/leaving-fairseq.md", ("method", "class", "transformers", "CTranslate2"), rows)
+    groups: dict[str, list[str]] = {how: [] for how in ("yes", *AS_PLAIN, "no")}
+    for preset in PRESETS:
+        groups[_folds(preset)].append(f"`{preset}`")
+    return _with_table(
+        "docs/leaving-fairseq.md",
+        ("CTranslate2", "methods"),
+        [(how, ", ".join(names)) for how, names in groups.items()],
+    )
 
 
 def _folds(preset: str) -> str:
@@ -144,7 +154,7 @@ def _folds(preset: str) -> str:
     if plain.spec != AttentionSpec(head_dim=4, value_dim=4):
         return "no"
     always = METHODS[preset].kind in ("restricted", "equal")
-    return "yes, as plain attention" if always else "only with heads of the usual size"
+    return AS_PLAIN[not always]
 
 
 def _with_table(page: str, head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -178,10 +188,10 @@ def _cell(text: str) -> str:
 
 def _values(kind: type, details: dict) -> str:
     if kind is bool:
-        return "a switch"
+        return "switch"
     if "choices" in details:
         return ", ".join(f"`{value}`" for value in details["choices"])
-    return {int: "an integer", float: "a number"}.get(kind, "a list" if details.get("metavar") == "SITES" else "a text")
+    return {int: "integer", float: "number"}.get(kind, "list" if details.get("metavar") == "SITES" else "text")
 
 
 def _without_values(text: str, details: dict) -> str:

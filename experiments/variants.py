@@ -428,7 +428,7 @@ def _described(name: str, results: Path, read: Callable[[Path], list[dict]]) -> 
 def index() -> str:
     """Return the table of all variants, in Markdown."""
     rows = "".join(
-        f"| [{name}]({PAGES[name].on or name}.md) | {class_of(variant)} | {cost['parameters']} | {cost['counted']} | {cost['cached']} |\n"
+        f"| [{name}]({PAGES[name].on or name}.md) | {class_of(variant)} | {cost['parameters']} | {cost['counted'].replace(' to `mha`)', ')')} | {cost['cached']} |\n"
         for name, variant in variants().items()
         for cost in (costs(variant),)
     )
@@ -456,7 +456,7 @@ def index() -> str:
         "Two cells need an explanation. `mla` is restricted only without its norm, because the norm depends on the input. "
         "`diff` is OV because its factor depends on the query. With a constant factor it equals plain attention of twice the heads "
         "(`test_difference_with_a_constant_factor_is_plain_attention_of_twice_the_heads`).\n\n"
-        "| method | class | parameters | counted | cached per token |\n| --- | --- | --- | --- | --- |\n"
+        "| method | class | parameters | counted (difference to `mha`) | cached per token |\n| --- | --- | --- | --- | --- |\n"
         f"{rows}"
     )
 

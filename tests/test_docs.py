@@ -103,7 +103,7 @@ def test_a_method_is_in_the_tables_once_it_is_declared(methods_leave):
         "new", "A new method", "O_i", {"head_output": Gate}, papers=(Paper("A title", "Doe 2027", "address"),)
     )
     register(method)
-    assert re.search(r"^\| `new` \|.*\| yes \|", reference.leaving_page(), re.MULTILINE)
+    assert re.search(r"^\| no \| .*`new`", reference.leaving_page(), re.MULTILINE)
     assert re.search(r"^\| `preset` \| .*`new`", reference.transformers_page(), re.MULTILINE)
 
 
