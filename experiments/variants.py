@@ -405,7 +405,7 @@ def _described(name: str, results: Path, read: Callable[[Path], list[dict]]) -> 
     counted = (
         "Counted"
         if variant is LOW_RANK_EMBEDDINGS
-        else f"Counted on a layer of d {EMBED_DIM}, h {HEADS}, without biases"
+        else f"Counted: d {EMBED_DIM}, h {HEADS}, no biases"
     )
     rows = measured(name, results, read)
     missing = "None yet.\n" if Path(results).exists() else f"No results here: {results} does not exist.\n"
