@@ -301,9 +301,9 @@ PAGES: dict[str, Page] = {
             "features. `--synthesizer-heads 1` has one W_2 for all heads. `lowrank_synthesizer_lm_wiki103`, one "
             "reading of the Mixhead paper's 248M, uses it. This model also keeps an unused projection of keys "
             "(`--unused-key-projection`); without it, it has 231.2M. A sentence of more than n positions is refused. "
-            "Padding does not count as a position, and decoding caches only values. It does not work with cross "
-            "attention, appended keys, SKV, EL or head embeddings. Counted with n 512, which in fairseq is "
-            "`--max-target-positions` or `--max-source-positions`."
+            "Padding does not count as a position, and decoding caches only values. Use it for "
+            "self-attention only, without appended keys, SKV, EL or head embeddings. Counted with n 512, which in "
+            "fairseq is `--max-target-positions` or `--max-source-positions`."
         ),
         advice="Use it to repeat the Synthesizer: scores without keys.",
     ),
