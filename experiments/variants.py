@@ -402,11 +402,7 @@ def _described(name: str, results: Path, read: Callable[[Path], list[dict]]) -> 
     variant = variants()[name]
     cost = costs(variant)
     files = ", ".join(f"[{file}](../../fairseq_lowrank/{file})" for file in code(variant))
-    counted = (
-        "Counted"
-        if variant is LOW_RANK_EMBEDDINGS
-        else f"Counted: d {EMBED_DIM}, h {HEADS}, no biases"
-    )
+    counted = "Counted" if variant is LOW_RANK_EMBEDDINGS else f"Counted: d {EMBED_DIM}, h {HEADS}, no biases"
     rows = measured(name, results, read)
     missing = "None yet.\n" if Path(results).exists() else f"No results here: {results} does not exist.\n"
     table = results_table(name, rows) if rows else missing
