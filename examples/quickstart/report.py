@@ -8,7 +8,7 @@ from pathlib import Path
 from fairseq_lowrank.cli._output import table
 from fairseq_lowrank.files import read_lines
 from fairseq_lowrank.records.results import read_results
-from fairseq_lowrank.records.scores import read_hypotheses
+from fairseq_lowrank.records.scores import read_run
 
 
 def detokenize(text: str) -> str:
@@ -51,7 +51,7 @@ def main() -> None:
     arguments = parser.parse_args()
 
     sources, references = (list(read_lines(path)) for path in (arguments.sources, arguments.references))
-    outputs = read_hypotheses(arguments.generated)
+    outputs = read_run(arguments.generated).hypotheses
     for number, lines in enumerate(list(zip(sources, references, outputs, strict=True))[: arguments.show], start=1):
         for name, line in zip(("source", "reference", "output"), lines, strict=True):
             print(f"{f'{number}.' if name == 'source' else '':<4}{name:<11}{detokenize(line)}")

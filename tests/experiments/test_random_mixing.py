@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from experiments import __main__ as experiments
-from experiments.commands import random_mixing
+from experiments import random_mixing
 from fairseq_lowrank import cli
 from fairseq_lowrank.messages import UserError
 

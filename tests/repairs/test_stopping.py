@@ -70,9 +70,11 @@ def train(fairseq_command, translation_data, tmp_path, monkeypatch):
     ],
 )
 def test_signal_stops_after_a_whole_update(train, tmp_path, capsys, number, code, updates, workers):
+    of_other_tests = multiprocessing.active_children()
+
     def signal_every_process():
         # Slurm signals the processes that read data too; their parent's SIGTERM would end them
-        for reader in multiprocessing.active_children():
+        for reader in set(multiprocessing.active_children()).difference(of_other_tests):
             for name in ("TERM", "USR1"):
                 subprocess.run(["kill", f"-{name}", str(reader.pid)], check=True)
         signal.raise_signal(number)

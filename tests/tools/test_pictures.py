@@ -200,7 +200,7 @@ def sweep_rows(methods):
 
 
 def cuts_of(label):
-    ranks = [{"rank": rank, "cost": 1 / rank} for rank in (1, 2, 4, 8, 16)]
+    ranks = [{"rank": rank, "cost": 1 / rank, "added": 1 / rank} for rank in (1, 2, 4, 8, 16)]
     whole = {"size": 16, "ranks": ranks, "need": 8, "interval": (4, 16), "worth": 1.0}
     layers = [{"site": site, "layer": layer, **whole} for site in ("encoder", "decoder", "cross") for layer in range(3)]
     about = {"label": label, "metric": "bits per token", "less_is_better": True, "tolerance": 0.01, "value": 5.0}

@@ -15,7 +15,7 @@ COMMANDS = {
     "env": [],
     "inspect": ["{mixhead-a}"],
     "launch": ["--workers", "2", "--dry-run", "--", "fairseq-train", "data"],
-    "inspect --spectrum": ["{mixhead-a}", "--sequences", "1", "--rank-bound"],
+    "inspect --spectrum": ["{mixhead-a}", "--sequences", "1"],
     "user-dir": [],
 }
 
