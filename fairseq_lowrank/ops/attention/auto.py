@@ -42,16 +42,23 @@ class Cells(NamedTuple):
 
     causal: bool
     keys: range
-    most_dim: float = math.inf
-    """Size of a head at most."""
+    dims: range = range(1, 1 << 31)
+    """Sizes of a head."""
     shared: tuple[bool, ...] = (False, True)
     """Whether heads share a key or value."""
+    most_threads: float = math.inf
+    """Threads of torch at most. SDPA spreads heads over threads; blocks spread one product after another."""
+    dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
+# The last three: benchmarks/results/blocks-*.json, 0.67 to 0.95 of SDPA's time in training.
 FASTER_IN_BLOCKS = (
-    Cells(causal=True, keys=range(16, 2049), most_dim=8),
-    Cells(causal=False, keys=range(16, 513), most_dim=8),
+    Cells(causal=True, keys=range(16, 2049), dims=range(1, 9)),
+    Cells(causal=False, keys=range(16, 513), dims=range(1, 9)),
     Cells(causal=True, keys=range(256, 1024), shared=(True,)),
+    Cells(causal=True, keys=range(256, 513), dims=range(17, 33), most_threads=1, dtypes=(torch.float32,)),
+    Cells(causal=True, keys=range(256, 1025), dims=range(33, 129), most_threads=1, dtypes=(torch.float32,)),
+    Cells(causal=True, keys=range(256, 1025), dims=range(65, 129), most_threads=2, dtypes=(torch.float32,)),
 )
 
 
@@ -106,7 +113,8 @@ def _is_faster_in_blocks(call: AttentionCall) -> bool:
         [
             cells.causal == sdpa.hides_later_keys(call) and _suits_sdpa(call)
             for cells in FASTER_IN_BLOCKS
-            if keys in cells.keys and dim <= cells.most_dim and shared in cells.shared
+            if keys in cells.keys and dim in cells.dims and shared in cells.shared
+            if torch.get_num_threads() <= cells.most_threads and call.v.dtype in cells.dtypes
         ]
     )
 

@@ -320,6 +320,27 @@ def test_on_a_cpu_the_choice_is_that_of_the_page_on_performance(rules, groups, d
     assert taken(call)[0] == chosen
 
 
+@pytest.mark.parametrize(
+    ("threads", "dim", "length", "mask", "chosen"),
+    [
+        (1, 64, 255, "causal", "sdpa"),
+        (1, 64, 256, "causal", "blocked"),
+        (1, 64, 256, "none", "sdpa"),
+        (1, 64, 1025, "causal", "sdpa"),
+        (1, 32, 512, "causal", "blocked"),
+        (1, 32, 513, "causal", "sdpa"),
+        (2, 64, 256, "causal", "sdpa"),
+        (2, 128, 256, "causal", "blocked"),
+        (3, 128, 256, "causal", "sdpa"),
+    ],
+)
+def test_blocks_are_taken_by_threads_and_head_size(threads, dim, length, mask, chosen, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    built = problem(mask, (4, 4), "softmax", ("none", "none"), 0.0, length, dim)
+    assert taken(operation_call(built, "cpu"))[0] == chosen
+    assert taken(operation_call(built | {name: built[name].double() for name in "qkv"}, "cpu"))[0] == "sdpa"
+
+
 @pytest.mark.parametrize("groups", [4, 1])
 @pytest.mark.parametrize("mask", ["causal", "none"])
 def test_a_single_query_without_mixing_takes_no_blocks(groups, mask):
