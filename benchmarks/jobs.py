@@ -1,6 +1,6 @@
 """Whole jobs on this machine's CPUs, each next to the plainest alternative: a table for docs/performance.md.
 
-    python benchmarks/jobs.py --output benchmarks/results/jobs.json        12 minutes on two quiet cores
+    python benchmarks/jobs.py --output benchmarks/results/jobs.json        more than 12 minutes on two quiet cores
     python benchmarks/jobs.py --tiny                                       a minute: does it run?
     python benchmarks/jobs.py --table benchmarks/results/jobs.json --page docs/performance.md        put the table into the page
 
