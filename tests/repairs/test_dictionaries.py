@@ -211,8 +211,10 @@ def test_a_search_refuses_a_language_model_of_other_words():
         lambda self, *args, lm_model: vars(self).update(lm_model=lm_model)
     )
     generator(type("Generator", (), search)(), [model], task.target_dictionary, lm_model=model.decoder)
-    with pytest.raises(OtherDictionary, match="--lm-path was trained with another dictionary"):
-        generator(type("Generator", (), search)(), [model], dictionary("x", "y"), lm_model=model.decoder)
+    words = task.target_dictionary.symbols[task.target_dictionary.nspecial :]
+    for other in (dictionary("x", "y"), dictionary(*reversed(words))):  # of another size, and of the same
+        with pytest.raises(OtherDictionary, match="--lm-path was trained with another dictionary"):
+            generator(type("Generator", (), search)(), [model], other, lm_model=model.decoder)
 
 
 def test_dictionaries_of_a_model_are_named_once():
