@@ -5,8 +5,8 @@
     python benchmarks/jobs.py --table benchmarks/results/jobs.json --page docs/performance.md        put the table into the page
 
 Every row is a process. The rows of a job take turns in every round. Seconds are those of a processor (user and system) for the
-steps of the job, without start-up and the first step; the ratio is the median of the ratios within a round. Memory is the largest resident set. One more run of a row under
-PyTorch's profiler says where the time goes. The row `fairseq` has fairseq's own attention; Llama's `sdpa` has that of PyTorch.
+steps of the job, without start-up and the first step; the ratio is the median of the ratios within a round.
+Memory is the largest resident set. One more run of a row under PyTorch's profiler says where the time goes. The row `fairseq` has fairseq's own attention; Llama's `sdpa` has that of PyTorch.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def child(words: list[str], profile: bool) -> None:
 
 
 def run(words: list[str], folder: Path, *, onednn: bool = False, profile: bool = False) -> dict:
-    """Run a command as a process of its own; return its seconds, its CPU seconds and its memory in MiB."""
+    """Run a command in a new process; return its seconds, its CPU seconds and its memory in MiB."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "LOWRANK_ENABLE": "onednn-linear" if onednn else ""}
     line = [sys.executable, __file__, *(["--profile"] if profile else []), "--child", *words]
     if "--save-dir" in words:  # a training that was finished there would be resumed

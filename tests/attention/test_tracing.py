@@ -60,7 +60,7 @@ def compiled(function):
 
 
 def first(*presets, of=()):
-    """Parameters: these presets, and in the grid those of which each part is in one of these."""
+    """Parameters: these presets. The grid adds those in ``of``, whose parts all occur in these."""
     return [*presets, *(pytest.param(preset, marks=pytest.mark.grid) for preset in of if preset not in presets)]
 
 
